@@ -33,6 +33,12 @@ def refuse(is_wrong: object, why: str) -> None:
         raise TorchDebugError(why)
 
 
+def error_line(error: BaseException | None, longest: int | None = None) -> str:
+    """``ValueError: ...``: the first line of what it says, cut there; empty without an error."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return "" if error is None else f"{type(error).__name__}: {text[:longest]}".removesuffix(": ")
+
+
 class SessionError(TorchDebugError):
     """A session was used out of order."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError, refuse
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
@@ -78,7 +78,7 @@ class _Trials:
             return False
         training = self.again(change, times)
         last = training.losses[-1] if training.losses else math.nan
-        text, error = change.text or change.fix.replace("`", ""), _first_line(training.error)
+        text, error = change.text or change.fix.replace("`", ""), error_line(training.error)
         trial = Trial(change.suspect, text, last, learns=training.learned, steps=len(training.losses), error=error)
         self.report = replace(self.report, trials=(*self.report.trials, trial))
         if training.learned:
@@ -93,10 +93,6 @@ def _blaming(report: OverfitReport, change: TrainingChange, **shown: Any) -> Ove
     named = {name: getattr(change, name) for name in ("fix", "parameters", "rows", "factor", "location", "module")}
     lines = excerpt(change.location) if change.location is not None else ()
     return replace(report, cause=change.suspect, headline=capitalised(change.headline), excerpt=lines, **named, **shown)
-
-
-def _first_line(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _without_cause(seen: TrainingEvidence, report: OverfitReport) -> OverfitReport:
@@ -212,7 +208,7 @@ def explained(
             floor=base.goal.floor if base.goal.is_known else None,
             chance=base.goal.chance,
             held_still=("the same samples", "the same random numbers", "no dropout"),
-            error=_first_line(base.error),
+            error=error_line(base.error),
         )
         is_trivial = base.losses[:1] == [0] and any(call.is_classes and call.classes == 1 for call in base.first.losses)
         if base.learned and not is_trivial:  # else the loss is 0 for any output of the model

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.errors import TorchDebugError, refuse
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.columns import layout
@@ -202,8 +202,7 @@ def _real(model: torch.nn.Module, inputs: Inputs) -> Seen:
 
 
 def _why(error: BaseException) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"the forward needs data ({type(error).__name__}{f': {first[:100]}' if first else ''})"
+    return f"the forward needs data ({error_line(error, 100)})"
 
 
 def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn.Module:

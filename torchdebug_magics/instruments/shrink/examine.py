@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, product
-from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchdebug_magics.errors import TorchDebugError, refuse
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.shrink.dry_forward import (
@@ -40,7 +39,7 @@ from torchdebug_magics.instruments.shrink.stacks import (
 )
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.source.user_code import raised_at
 from torchdebug_magics.probing.storages import is_shard
 
 _QUICK_FLOPS = 2e10
@@ -50,17 +49,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class _NotShrunkError(Exception):
-    """The reason, and the error where there was one."""
+    """The reason, and the error of the forward where there was one."""
 
     def __init__(self, reason: str, error: Exception | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
-        text = "" if error is None else next(iter(str(error).strip().splitlines()), "")[:200]
-        self.error = "" if error is None else f"{type(error).__name__}: {text}".removesuffix(": ")
-        steps = walk_tb(None if error is None else error.__traceback__)
-        lines = [location(code.co_filename, line, code.co_name) for frame, line in steps if is_user_code(code := frame.f_code)]
-        self.location = str(lines[-1]) if lines else ""
-        """The line of the user's code that raised it."""
+        self.reason, self.error = reason, error
 
 
 def _refuse(is_wrong: object, reason: str) -> None:
@@ -96,8 +89,8 @@ class _Cutter:
         except _NotShrunkError as refused:
             self._edits.undo(self._mark)
             rows = rows_of({stack: tuple(range(len(stack.layers))) for stack in self._stacks})
-            reason, error, where = refused.reason, refused.error, refused.location
-            return ShrinkReport(stacks=rows, before=before, after=before, undone=True, reason=reason, error=error, location=where)
+            error, where = error_line(refused.error, 200), str(raised_at(refused.error) or "")
+            return ShrinkReport(stacks=rows, before=before, after=before, undone=True, reason=refused.reason, error=error, location=where)
         except BaseException:
             self._edits.undo(self._mark)
             raise
