@@ -44,7 +44,8 @@ _UNDONE = frozenset({"detach", "data", "round", "floor", "ceil", "trunc"})
 def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes for an optimizer that never steps, cut graphs, parameters without an optimizer, and gradients of earlier steps."""
     own = {id(parameter) for parameter in seen.base.named_parameters().values()}
-    idle = (optimizer for optimizer in seen.optimizers if not own.isdisjoint(map(id, parameters_of(optimizer))))
+    reachable = seen.start.of_kind(torch.optim.Optimizer)
+    idle = (optimizer for optimizer in reachable if not own.isdisjoint(map(id, parameters_of(optimizer))))
     if not seen.base.optimizers and seen.base.error is None and (optimizer := next(idle, None)) is not None:
         fix = f"call `{seen.optimizer}.step()` after `loss.backward()`"
         yield TrainingChange(None, "The optimizer never steps: no parameter changes", fix, on_end=optimizer.step)
@@ -150,12 +151,11 @@ def update_suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
         headline = f"Clipping shrinks the gradient norm from {number(before)} to {number(after)}: too small to learn from"
         fix = f"clip at a larger norm, such as `max_norm={max(1.0, float(f'{2 * before:.1g}')):g}`, or not at all"
         yield TrainingChange("clipping", headline, fix, text="no clipping", factor=after / before, keeps_gradients=True)
-    decay = max(seen.decays, default=0.0)
-    if decay >= _DECAY:
-        headline = f"Weight decay {decay:g} is too large: without it, the model learns {seen.subject}"
+    if seen.decay >= _DECAY:
+        headline = f"Weight decay {seen.decay:g} is too large: without it, the model learns {seen.subject}"
         fix = f'`for group in {seen.optimizer}.param_groups: group["weight_decay"] = 0.0`'
         update = _with(weight_decay=lambda _: 0.0)
-        yield TrainingChange("weight_decay", headline, fix, text="weight_decay=0", factor=decay, on_update=update)
+        yield TrainingChange("weight_decay", headline, fix, text="weight_decay=0", factor=seen.decay, on_update=update)
 
 
 def learning_rates(seen: TrainingEvidence) -> Iterator[TrainingChange]:

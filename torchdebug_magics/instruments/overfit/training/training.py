@@ -363,17 +363,15 @@ class TrainingEvidence:
     """A stalled training."""
 
     def __init__(self, names: Mapping[str, str], base: Training, start: KeptState, samples: int | None, unusual: Mapping[str, str]) -> None:
-        self.names, self.base, self.samples = names, base, samples
+        self.names, self.base, self.start, self.samples = names, base, start, samples
         self.unusual = unusual
         """Modules whose initial weights are unusual, and in which way."""
         groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
         self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
         """Learning rates of all groups, at the start."""
-        self.decays = tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group)
-        self.optimizers = tuple(start.of_kind(torch.optim.Optimizer))
-        """All that the step can reach."""
-        self.scales = tuple(float(one.get_scale()) for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled())
-        """Of the gradient scalers in use."""
+        self.decay = max((float(group["weight_decay"]) for group in groups if "weight_decay" in group), default=0.0)
+        self.scales = tuple(float(scaler.get_scale()) for scaler in start.of_kind(torch.amp.GradScaler) if scaler.is_enabled())
+        """Of the gradient scalers in use, at the start."""
         self.model, self.optimizer = names.get("model") or next(iter(base.models), "model"), names.get("optimizer", "optimizer")
         """How the user writes them."""
         self.subject = "the batch" if samples is None else f"the {plural(samples, 'sample')}"
