@@ -27,6 +27,18 @@ class TorchDebugError(Exception):
     """Base class of all exceptions of this package."""
 
 
+def refuse(is_wrong: object, why: str) -> None:
+    """Raise a `TorchDebugError` where something is used wrongly."""
+    if is_wrong:
+        raise TorchDebugError(why)
+
+
+def error_line(error: BaseException | None, longest: int | None = None) -> str:
+    """``ValueError: ...``: the first line of what it says, cut there; empty without an error."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return "" if error is None else f"{type(error).__name__}: {text[:longest]}".removesuffix(": ")
+
+
 class SessionError(TorchDebugError):
     """A session was used out of order."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torchdebug_magics.errors import SessionError
+from torchdebug_magics.errors import SessionError, error_line
 from torchdebug_magics.ranks.compared import Compared, is_cut
 from torchdebug_magics.ranks.report import RanksReport
 from torchdebug_magics.session import ReportT, Session
@@ -101,8 +101,7 @@ class CellContext:
     @property
     def last_error_line(self) -> str:
         """``ValueError: ...``; empty without an error."""
-        error = self.last_error
-        return "" if error is None else f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return error_line(self.last_error)
 
 
 SCRIPT = CellContext()

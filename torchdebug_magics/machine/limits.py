@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, refuse
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.machine.guard_interrupt import Interrupt, interrupt_main
 from torchdebug_magics.machine.process import address_space_bytes, rss_bytes
@@ -262,9 +262,7 @@ def guard_ratio(text: str | float) -> float:
         ratio = float(text.removesuffix("%")) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     except ValueError:
         ratio = 0.0
-    if not 0 < ratio < 1:
-        msg = f"--guard takes a share of the memory limit, such as 90%, not {text!r}"
-        raise TorchDebugError(msg)
+    refuse(not 0 < ratio < 1, f"--guard takes a share of the memory limit, such as 90%, not {text!r}")
     return ratio
 
 

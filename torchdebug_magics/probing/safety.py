@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
+from torchdebug_magics.errors import error_line
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import own_traceback
 from torchdebug_magics.session import first_interrupt
@@ -54,7 +55,7 @@ class Guard:
         try:
             return call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - any failure of ours must leave the user's cell alone; it is reported
-            self.note(f"{what} failed: {_one_line(error)}")
+            self.note(f"{what} failed: {error_line(error, 200)}")
             return None
         finally:
             _at_work.guard = outer
@@ -62,11 +63,6 @@ class Guard:
     def is_passed_by(self) -> bool:
         """Whether another session computes here, or runs the user's code again: none of that belongs to the run that is watched."""
         return _at_work.guard is not None and _at_work.guard is not self
-
-
-def _one_line(error: BaseException) -> str:
-    text: Any = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def traceback_of(error: BaseException, reason: str) -> list[str]:

@@ -9,15 +9,15 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchdebug_magics.errors import error_line
 from torchdebug_magics.machine.process_state import exit_code_of, process_state
 from torchdebug_magics.probing.distributed import this_rank
-from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location, user_frame
+from torchdebug_magics.probing.source.user_code import frames_above, locate, raised_at, user_frame
 from torchdebug_magics.ranks.compared import Compared, RankRecord
 from torchdebug_magics.ranks.report import Rank, RankState
 from torchdebug_magics.report import Report
@@ -42,14 +42,10 @@ def standing_here(rank: int, elapsed_s: float, *, is_in_job: bool, live: object 
 def record_of(compared: Compared, rank: int, report: Report, error: BaseException | None, elapsed_s: float) -> RankRecord:
     """Make the record of this process at its end."""
     state: RankState = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-    walked = traceback.walk_tb(None if error is None else error.__traceback__)
-    codes = [(frame.f_code, line) for frame, line in walked if is_user_code(frame.f_code)]
-    text = "" if error is None else next(iter(str(error).strip().splitlines()), "")
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    line, longest = error_line(error), _LONGEST + len(f"{type(error).__name__}: ")
     own = Rank(
         **_this_process(rank, elapsed_s), state=state, exit_code=None if error is None else 1, report=report,
-        error="" if error is None else ": ".join(filter(None, (type(error).__name__, text))),
-        location=location(codes[-1][0].co_filename, codes[-1][1], codes[-1][0].co_name) if codes else None,
+        error=line if len(line) <= longest else f"{line[: longest - 1]}…", location=raised_at(error),
     )  # fmt: skip
     return RankRecord(rank=own, compared=compared)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from types import FrameType
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.hangwatch.main_thread.retries import COMPARED, retry_loop
@@ -22,9 +22,7 @@ _NUMBERS = (bool, int, float)
 
 def examine(context: CellContext, *values: object, **_of_a_session: object) -> HangReport | None:
     """A report on the previous cell, where it was stopped in a loop without an end."""
-    if values:
-        msg = "hangwatch examines no values: write `%%hangwatch` above a cell"
-        raise TorchDebugError(msg)
+    refuse(values, "hangwatch examines no values: write `%%hangwatch` above a cell")
     if not isinstance(context.last_error, KeyboardInterrupt):
         return None
     for frame, line in reversed(list(traceback.walk_tb(context.last_error.__traceback__))):

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.hangwatch.everybody.looking_around import link, look_around
 from torchdebug_magics.instruments.hangwatch.everybody.participants import named
@@ -33,9 +33,7 @@ class HangProbe:
     """One cell, or all cells between ``on`` and ``off``."""
 
     def __init__(self, _: CellContext = SCRIPT, *, after: float = 10.0, stop: bool = False) -> None:
-        if not after > 0:
-            msg = f"--after must be a positive number of seconds such as 10, not {after:g}"
-            raise TorchDebugError(msg)
+        refuse(not after > 0, f"--after must be a positive number of seconds such as 10, not {after:g}")
         self._guard = Guard()
         self._hooks = Hooks(self._guard)
         self._children = Children(on_error="torchdebug_magics.instruments.hangwatch.waits.process_facts:error_facts")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.memclean.report import Freed, Holding, MemcleanReport
 from torchdebug_magics.machine.process import rss_bytes, trim_heap, trimmable_bytes
@@ -89,9 +89,8 @@ def _asked(free: str) -> tuple[str, ...]:
     """The names in the order in which they are freed: what the collector has waiting for it comes first, as it is nobody's."""
     words = free.replace(",", " ").split()
     for word in words:
-        if word not in {"all", *_NAMES} and not _ONE_OUTPUT.match(word):
-            msg = f"--free takes all, {', '.join(_NAMES)}, or an output such as Out[3], not {word!r}"
-            raise TorchDebugError(msg)
+        why = f"--free takes all, {', '.join(_NAMES)}, or an output such as Out[3], not {word!r}"
+        refuse(word not in {"all", *_NAMES} and not _ONE_OUTPUT.match(word), why)
     if not words:
         return ()
     wanted = {*words, *(_ALL if "all" in words else ()), "cycles"}

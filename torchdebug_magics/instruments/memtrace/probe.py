@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Literal
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.format import byte_size
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.memtrace.growth.course import Course
@@ -87,9 +87,7 @@ class MemtraceProbe(GaugedProbe):
         snapshot: str | Path | None = None,
         compare: bool = False,
     ) -> None:
-        if compare:
-            msg = "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o"
-            raise TorchDebugError(msg)
+        refuse(compare, "--compare watches no cell: write `%memtrace --compare a b` on a line of its own, for two reports kept with -o")
         super().__init__(guard)
         self.is_light = light
         runs = context.earlier_runs()

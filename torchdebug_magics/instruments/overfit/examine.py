@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import CellContext, Examined
 from torchdebug_magics.instruments.overfit.report import LEAVES, OverfitReport, Progress, Trial
-from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, subject_of
+from torchdebug_magics.instruments.overfit.subjects import ModelSteps, Subject, samples_in, subject_of
 from torchdebug_magics.instruments.overfit.suspects import loss_inputs, model_faults
 from torchdebug_magics.instruments.overfit.training.observed_step import NOTHING, TrainingChange
-from torchdebug_magics.instruments.overfit.training.training import Training, TrainingEvidence, refuse, refuse_sharded
+from torchdebug_magics.instruments.overfit.training.training import Training, TrainingEvidence, refuse_sharded
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.hooks import Hooks
@@ -32,7 +32,7 @@ from torchdebug_magics.probing.steps import NEVER_ZEROED, never_held, parameters
 from torchdebug_magics.probing.tensors import tensors_in
 
 REPEATED = "a training step {}, which every trial would repeat: leave it out of the step, or try it all the same with `--anyway`"
-_CLOSE, _NEAR = 1e-4, 0.01
+_CLOSE = 1e-4
 _HALF, _SOME, _ALMOST = 0.5, 0.1, 0.1
 _LONGER, _QUARTERS = 4, 4
 
@@ -77,9 +77,9 @@ class _Trials:
         if not change.can_be_tried:
             return False
         training = self.again(change, times)
-        text, last = change.text or change.fix.replace("`", ""), training.losses[-1] if training.losses else math.nan
-        result: dict[str, Any] = {"learns": training.learned, "steps": len(training.losses), "error": _first_line(training.error)}
-        trial = Trial(suspect=change.suspect, change=text, last_loss=last, **result)
+        last = training.losses[-1] if training.losses else math.nan
+        text, error = change.text or change.fix.replace("`", ""), error_line(training.error)
+        trial = Trial(change.suspect, text, last, learns=training.learned, steps=len(training.losses), error=error)
         self.report = replace(self.report, trials=(*self.report.trials, trial))
         if training.learned:
             self.report = _blaming(self.report, change, verified=True, fix_state="verified", cured_losses=tuple(training.losses))
@@ -93,10 +93,6 @@ def _blaming(report: OverfitReport, change: TrainingChange, **shown: Any) -> Ove
     named = {name: getattr(change, name) for name in ("fix", "parameters", "rows", "factor", "location", "module")}
     lines = excerpt(change.location) if change.location is not None else ()
     return replace(report, cause=change.suspect, headline=capitalised(change.headline), excerpt=lines, **named, **shown)
-
-
-def _first_line(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _without_cause(seen: TrainingEvidence, report: OverfitReport) -> OverfitReport:
@@ -212,7 +208,7 @@ def explained(
             floor=base.goal.floor if base.goal.is_known else None,
             chance=base.goal.chance,
             held_still=("the same samples", "the same random numbers", "no dropout"),
-            error=_first_line(base.error),
+            error=error_line(base.error),
         )
         is_trivial = base.losses[:1] == [0] and any(call.is_classes and call.classes == 1 for call in base.first.losses)
         if base.learned and not is_trivial:  # else the loss is 0 for any output of the model
@@ -224,10 +220,8 @@ def explained(
         else:
             unusual = guard.run("looking at the initial weights", model_faults.unusual_weights, base.named_modules()) or {}
             report = diagnose(TrainingEvidence(subject.names, base, start, samples, unusual), report, trained)
-            is_known = base.goal.is_known and base.losses and not report.passed
-            known = base.first.losses[0].known_values() if is_known else {}
-            near = (name for name, value in known.items() if abs(base.losses[-1] - value) <= _NEAR * value)
-            report = replace(report, floor_name=next(near, ""))
+            if base.goal.is_known and base.losses and not report.passed:
+                report = replace(report, floor_name=base.first.losses[0].stalls_at(base.losses[-1]))
         is_guess = not report.headline or (report.cause == "capacity" and not report.verified)
         if base.accumulates and not report.passed and is_guess:  # a fact, though no training proves that it is the cause
             report = _blaming(report, NOTHING, reason="; ".join(filter(None, (report.reason, NEVER_ZEROED))))
@@ -246,16 +240,13 @@ def stopped(trainings: Sequence[Training], problems: tuple[str, ...], seconds_s:
     losses = tuple(trainings[0].losses) if trainings else ()
     trials = f" and {plural(len(trainings) - 1, 'trial')}" if len(trainings) > 1 else ""
     reason = f"after {plural(len(losses), 'step')}{trials}; {LEAVES}"
-    cut_short = KeyboardInterrupt.__name__
-    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short=cut_short)
+    return OverfitReport(passed=False, losses=losses, reason=reason, problems=problems, seconds_s=seconds_s, cut_short="KeyboardInterrupt")
 
 
 def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
     """Samples whose inputs change the output for sample 0, in evaluation mode: 1, 2 of 8. To be undone by the caller."""
     inputs = steps.reading.args, dict(steps.reading.kwargs)
-    samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
-    if samples < 2:  # noqa: PLR2004 - nothing to leak from
-        return ()
+    samples = samples_in(inputs) or 0
     steps.model.eval()
     random = RandomState.take()
 
@@ -276,11 +267,10 @@ def leaks_of(steps: ModelSteps) -> tuple[int, ...]:
             outputs = [tensor for tensor in tensors_in(steps.call(*args, **kwargs)) if tensor.dim() and len(tensor) == samples]
         return outputs[0][0].float() if outputs else None
 
-    plain = output([])
+    plain, rows = output([]), range(1, samples)
 
     def leaks(rows: Sequence[int]) -> bool:
         changed = output(rows)
-        return plain is None or changed is None or not torch.allclose(plain, changed, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+        return plain is not None and (changed is None or not torch.allclose(plain, changed, rtol=_CLOSE, atol=_CLOSE, equal_nan=True))
 
-    rows = range(1, samples)
-    return tuple(row for row in rows if leaks([row])) if plain is not None and leaks(rows) else ()
+    return tuple(row for row in rows if leaks([row])) if leaks(rows) else ()

@@ -18,7 +18,7 @@ LEAVES = "everything is as it was before the training"
 """How an error or an interrupt leaves everything: `Instrument.leaves`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Trial:
     """One training from the same start, with one change."""
 
@@ -91,11 +91,6 @@ class OverfitReport(Finding, Report):
         return self.cut_short == KeyboardInterrupt.__name__
 
     @property
-    def subject(self) -> str:
-        """``8 samples``, or ``the batch``."""
-        return "the batch" if self.samples is None else plural(self.samples, "sample")
-
-    @property
     def loss_change(self) -> str:
         """``loss 1.4 -> 0.02 in 60 steps``."""
         return f"loss {number(self.first_loss)} -> {number(self.last_loss)} in {plural(len(self.losses), 'step')}"
@@ -128,7 +123,8 @@ class OverfitReport(Finding, Report):
         if self.is_stopped:
             return f"Stopped: {self.loss_change}", f" · {self.reason}"
         reason = f" ({self.reason})" if self.passed else f" · {self.reason}"
-        result = f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
+        subject = "the batch" if self.samples is None else plural(self.samples, "sample")
+        result = f"The model {'overfits' if self.passed else 'does not overfit'} {subject}: {self.loss_change}"
         return result, reason if self.reason else ""
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.overfit.training.training import LABELS, Training, is_label, refuse, repeated
+from torchdebug_magics.errors import TorchDebugError, refuse
+from torchdebug_magics.instruments.overfit.training.training import LABELS, Training, is_label, repeated
 from torchdebug_magics.probing.dry_runs.inputs import rebuilt
 from torchdebug_magics.probing.modules import unwrapped
 from torchdebug_magics.probing.source.user_code import called_from, writes_of

@@ -76,6 +76,6 @@ def _span(report: OverfitReport) -> tuple[float, float] | None:
 
 def live_page(progress: Progress) -> Page:
     """The page during the training."""
-    blocks: tuple[Block, ...] = (Chart("Loss", progress.losses, "step", "loss"),) if len(progress.losses) > 1 else ()
+    blocks = (Chart("Loss", progress.losses, "step", "loss"),) if len(progress.losses) > 1 else ()
     now = f"step {len(progress.losses):,}, loss {number(progress.losses[-1])}" if progress.losses else "begins"
     return Page("overfit", "busy", f"{progress.doing}: {now}", blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, refuse
 from torchdebug_magics.format import Format, listed, shape
 from torchdebug_magics.instruments.shapes.outline import Node, failing
 from torchdebug_magics.instruments.shapes.report import Layout, Row, Shape, ShapesReport
@@ -106,9 +106,7 @@ _ALSO = {
 
 def layout(*, depth: int | None = None, columns: str = "", sort: str = "", plot: bool = False, **_: object) -> Layout:
     """From the options of the magic; the columns by their own names."""
-    if depth is not None and depth < 0:
-        msg = f"--depth must be 0 or more, not {depth}: 0 shows the model alone"
-        raise TorchDebugError(msg)
+    refuse(depth is not None and depth < 0, f"--depth must be 0 or more, not {depth}: 0 shows the model alone")
     named = tuple(map(column_named, columns.replace(",", " ").split()))
     return Layout(depth=depth, columns=named, sort=column_named(sort) if sort else "", plot=plot)
 

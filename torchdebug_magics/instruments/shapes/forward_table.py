@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
 from torchdebug_magics.instruments.shapes.columns import layout
@@ -76,9 +76,8 @@ def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *
     `site` is the user's own call, in which fixes of the arguments are written.
     """
     model = _inner(model)
-    if not real and world_size() > 1 and has_flat_parameters(model):
-        msg = "`FullyShardedDataParallel` communicates in each forward: use `%shapes` before wrapping, or `--real` on all ranks"
-        raise TorchDebugError(msg)
+    why = "`FullyShardedDataParallel` communicates in each forward: use `%shapes` before wrapping, or `--real` on all ranks"
+    refuse(not real and world_size() > 1 and has_flat_parameters(model), why)
     notes: list[str] = []
     if any(is_lazy(parameter) for parameter in model.parameters()):
         model = _sized(model, next(readings(model, args, kwargs)), notes)
@@ -203,8 +202,7 @@ def _real(model: torch.nn.Module, inputs: Inputs) -> Seen:
 
 
 def _why(error: BaseException) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"the forward needs data ({type(error).__name__}{f': {first[:100]}' if first else ''})"
+    return f"the forward needs data ({error_line(error, 100)})"
 
 
 def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn.Module:

@@ -34,7 +34,7 @@ from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.source.syntax import nodes
-from torchdebug_magics.probing.source.user_code import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code, raised_at
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
@@ -76,7 +76,7 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     failed = seen.run.failed
     if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
         return None  # nothing comes after it, or stands beside it, that would tell what was meant
-    if seen.run.error is None or _user_line(seen.run.error) != _user_line(error):
+    if seen.run.error is None or raised_at(seen.run.error) != raised_at(error):
         return None
     report = _of_lines(seen, error, layout)
     return report if report.failure is None else replace(report, failure=replace(report.failure, module=None))
@@ -107,12 +107,6 @@ def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
     return replace(report, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
-
-
-def _user_line(error: BaseException) -> tuple[str, int] | None:
-    """The innermost line of the user's."""
-    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return lines[-1] if lines else None
 
 
 def _is_of_compiler(error: BaseException) -> bool:

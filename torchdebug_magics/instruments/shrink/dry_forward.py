@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from inspect import isgenerator
@@ -31,6 +31,7 @@ from torchdebug_magics.probing.storages import storage_of
 _WORDS, _BATCH = 8, 2
 _SOUND = 16_000
 _SIDES = (32, 64, 224)
+Outputs: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
 _MOST_YIELDED = 8
 """Of a forward that yields, were it to yield for ever."""
 
@@ -41,7 +42,7 @@ class DryForward:
 
     proof: Proof
     input: str
-    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: Outputs
     """The tensors of the output by name, and their shapes."""
     flops: int | None
     """None where no op was looked at."""
@@ -59,13 +60,16 @@ def dry_forward(model: nn.Module, inputs: Inputs, proof: Proof, flow: LayerFlow 
     """
     fakes = Fakes() if proof == "fake tensors" else None
     writes, guard = Writes(), Guard()
-    stand_in, described = _stand_ins(proof, fakes, writes)
+    stand_ins = fakes if fakes is not None else Copies(writes)
+    stand_in, described = stand_ins.of, stand_ins.zeros
+    if proof == "meta tensors":
+        stand_in, described = _on_meta, lambda *description: _on_meta(zeros(*description))
     looks = proof != "meta tensors" or flow is not None
     formulas = FlopFormulas() if counts else NoFormulas()
     arithmetic = Arithmetic(flow, formulas, fakes, writes=writes, ran=flow.ran if flow is not None else None)
     given = inputs.made(model, stand_in, described)
     error: Exception | None = None
-    outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    outputs: Outputs = ()
     with ExitStack() as stack:
         stack.enter_context(quiet())
         stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
@@ -105,25 +109,6 @@ def timed(model: nn.Module, inputs: Inputs) -> float | None:
     return None if any(run.error is not None for run in runs) else min(run.seconds_s for run in runs)
 
 
-_StandIns: TypeAlias = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]
-
-
-def _stand_ins(proof: Proof, fakes: Fakes | None, writes: Writes) -> _StandIns:
-    """In place of the model's own tensors, and of those that are described by their sizes."""
-    if fakes is not None:
-        return fakes.of, fakes.zeros
-    if proof == "meta tensors":
-        return _on_meta, lambda shape, dtype, _: torch.zeros(shape, dtype=dtype, device="meta")
-    copies = Copies()
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        copy = copies.of(tensor)
-        writes.made(copy, tensor)
-        return copy
-
-    return copied, zeros
-
-
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
         return tensor
@@ -138,6 +123,14 @@ class _Counter:
 
 Place: TypeAlias = tuple[int, int]
 """(number of a stack, number of a layer in it)"""
+
+
+class SideBySideError(Exception):
+    """Layers of these containers, by id, do not feed each other."""
+
+    def __init__(self, containers: set[int]) -> None:
+        super().__init__(containers)
+        self.containers = containers
 
 
 class LayerFlow:
@@ -190,14 +183,15 @@ class LayerFlow:
         """By the id of the layer."""
         return {id(self._stacks[number].layers[place]): counter.flops for (number, place), counter in self._called.items()}
 
-    def not_chained(self) -> list[Stack]:
-        """Those in which some layer that ran got nothing of another one's; a chain has two ends."""
-        side_by_side = []
+    def check_chained(self) -> None:
+        """Raise where some layer that ran got nothing of another one's; a chain has two ends."""
+        mistaken = set()
         for number, stack in enumerate(self._stacks):
             called = [place for place in self._called if place[0] == number]
             if len(set(map(id, stack.layers))) > 1 and (len(called) < 2 or not self._fed.issuperset(called[1:])):  # noqa: PLR2004
-                side_by_side.append(stack)
-        return side_by_side
+                mistaken.add(id(stack.container))
+        if mistaken:
+            raise SideBySideError(mistaken)
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         place = self._place_of.get(id(module), self._running[-1] if self._running else None)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
-from traceback import walk_tb
+from itertools import chain, product
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import listed, plural, shape
 from torchdebug_magics.instrument import CellContext
-from torchdebug_magics.instruments.shrink.dry_forward import DryForward, LayerFlow, dry_forward, likely_inputs, timed
+from torchdebug_magics.instruments.shrink.dry_forward import (
+    DryForward,
+    LayerFlow,
+    Outputs,
+    SideBySideError,
+    dry_forward,
+    likely_inputs,
+    timed,
+)
 from torchdebug_magics.instruments.shrink.report import Proof, ShrinkReport
 from torchdebug_magics.instruments.shrink.stacks import (
     Edits,
@@ -32,66 +39,26 @@ from torchdebug_magics.instruments.shrink.stacks import (
 )
 from torchdebug_magics.probing.dry_runs.inputs import Inputs, readings
 from torchdebug_magics.probing.modules import unwrapped
-from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.source.user_code import raised_at
 from torchdebug_magics.probing.storages import is_shard
 
 _QUICK_FLOPS = 2e10
 """Up to here, a forward that computes takes about a second."""
 _SHARDED = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-Outputs = Sequence[tuple[str, tuple[int, ...]]]
 
 
 class _NotShrunkError(Exception):
-    """The reason, and the error where there was one."""
+    """The reason, and the error of the forward where there was one."""
 
-    def __init__(self, reason: str, error: Exception | None = None, side_by_side: Sequence[Stack] = ()) -> None:
+    def __init__(self, reason: str, error: Exception | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.side_by_side = side_by_side
-        """Containers of layers that do not feed each other."""
-        text = "" if error is None else next(iter(str(error).strip().splitlines()), "")[:200]
-        self.error = "" if error is None else f"{type(error).__name__}: {text}".removesuffix(": ")
-        steps = walk_tb(None if error is None else error.__traceback__)
-        lines = [location(code.co_filename, line, code.co_name) for frame, line in steps if is_user_code(code := frame.f_code)]
-        self.location = str(lines[-1]) if lines else ""
-        """The line of the user's code that raised it."""
+        self.reason, self.error = reason, error
 
 
-def _shrink(cutter: _Cutter, model: nn.Module, edits: Edits, device: str) -> ShrinkReport:
-    """In place; as it was where the forward does not come through."""
-    mark, before = len(edits), costs_of(model)
-    try:
-        cutter.find_input()
-        cutter.cut()
-        made = materialise(model, device) if device else ()
-    except _NotShrunkError as refused:
-        edits.undo(mark)
-        whole = {stack: tuple(range(len(stack.layers))) for stack in cutter.stacks}
-        return ShrinkReport(
-            stacks=rows_of(whole),
-            before=before,
-            after=before,
-            undone=True,
-            reason=refused.reason,
-            error=refused.error,
-            location=refused.location,
-        )
-    except BaseException:
-        edits.undo(mark)
-        raise
-    rows = rows_of(cutter.kept)
-    edits.stacks = edits.stacks or rows
-    return ShrinkReport(
-        stacks=rows,
-        before=replace(before, flops=cutter.flops_before, seconds_s=cutter.before_s),
-        after=replace(costs_of(model), flops=cutter.after.flops, seconds_s=cutter.after_s),
-        proof=cutter.before.proof,
-        input=cutter.before.input,
-        skipped_attention=cutter.skipped,
-        device=device,
-        problems=(*cutter.before.problems, *notes_on(cutter.kept, cutter.inputs), *made),
-    )
+def _refuse(is_wrong: object, reason: str) -> None:
+    if is_wrong:
+        raise _NotShrunkError(reason)
 
 
 class _Cutter:
@@ -101,116 +68,116 @@ class _Cutter:
         self._model, self._edits, self._given, self._layers, self._skip = model, edits, given, layers, skip
         self._mark = len(edits)
         self._not_stacks: set[int] = set()
-        self.stacks: list[Stack] = []
-        self.kept: Mapping[Stack, tuple[int, ...]] = {}
-        self.skipped = 0
-        self.inputs: Inputs
-        self.before: DryForward
-        self.after: DryForward
-        self.before_s: float | None = None
-        self.after_s: float | None = None
+        self._stacks: list[Stack] = []
+        self._kept: Mapping[Stack, tuple[int, ...]] = {}
+        self._skipped = 0
+        self._inputs: Inputs
+        self._before: DryForward
+        self._after: DryForward
 
-    def find_input(self) -> None:
+    def shrunk(self, device: str) -> ShrinkReport:
+        """Cut in place; all is as it was where the forward does not come through."""
+        before = costs_of(self._model)
+        try:
+            self._find_input()
+            # Timed on the user's own input, where that takes about a second at most.
+            is_own = any(self._given) and self._before.flops is not None and next(self._inputs.specs(), None) is None
+            before_s = timed(self._model, self._inputs) if is_own and (self._before.flops or 0) <= _QUICK_FLOPS else None
+            self._cut()
+            after_s = timed(self._model, self._inputs) if before_s is not None else None
+            made = materialise(self._model, device) if device else ()
+        except _NotShrunkError as refused:
+            self._edits.undo(self._mark)
+            rows = rows_of({stack: tuple(range(len(stack.layers))) for stack in self._stacks})
+            error, where = error_line(refused.error, 200), str(raised_at(refused.error) or "")
+            return ShrinkReport(stacks=rows, before=before, after=before, undone=True, reason=refused.reason, error=error, location=where)
+        except BaseException:
+            self._edits.undo(self._mark)
+            raise
+        rows = rows_of(self._kept)
+        self._edits.stacks = self._edits.stacks or rows
+        return ShrinkReport(
+            stacks=rows,
+            before=replace(before, flops=self._flops_before, seconds_s=before_s),
+            after=replace(costs_of(self._model), flops=self._after.flops, seconds_s=after_s),
+            proof=self._before.proof,
+            input=self._before.input,
+            skipped_attention=self._skipped,
+            device=device,
+            problems=(*self._before.problems, *notes_on(self._kept, self._inputs), *made),
+        )
+
+    def _find_input(self) -> None:
         """The first reading of the input, and the first way, in which the forward of the whole model comes through."""
         names = (kind.__name__ for part in self._model.modules() for kind in type(part).__mro__)
-        wrapper = next(
-            (name for name in names if name in _SHARDED), "a mesh of ranks" if any(map(is_shard, self._model.parameters())) else ""
-        )
-        if wrapper:
-            msg = f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it"
-            raise _NotShrunkError(msg)
+        is_sharded = any(map(is_shard, self._model.parameters()))
+        wrapper = next((name for name in names if name in _SHARDED), "a mesh of ranks" if is_sharded else "")
+        _refuse(wrapper, f"{wrapper} holds the parameters of every layer: shrink the model first, then wrap it or shard it")
         self._find_stacks()
         error: Exception | None = None
         on_meta = any(parameter.is_meta for parameter in self._model.parameters())  # where nothing can be computed
         proofs: tuple[Proof, ...] = ("meta tensors", "fake tensors") if on_meta else ("fake tensors", "real tensors")
-        for args, kwargs in [self._given] if any(self._given) else likely_inputs(self._model):
-            for inputs in readings(self._model, args, kwargs):
-                for proof in proofs:
-                    run = dry_forward(self._model, inputs, proof)
-                    if run.error is None:
-                        self.inputs, self.before = inputs, run
-                        return
-                    error = error or run.error
+        given = [self._given] if any(self._given) else likely_inputs(self._model)
+        for inputs, proof in product((reading for args, kwargs in given for reading in readings(self._model, args, kwargs)), proofs):
+            self._inputs, self._before = inputs, dry_forward(self._model, inputs, proof)
+            if self._before.error is None:
+                return
+            error = error or self._before.error
         unknown = "no input was found on which the model runs: write `%shrink model x`"
         raise _NotShrunkError("its forward fails on this input with all layers as well" if any(self._given) else unknown, error)
 
-    def cut(self) -> None:
-        """Keep the first plan that is proven; measure it."""
-        # Timed on the user's own input, where that takes about a second at most.
-        computes = any(self._given) and self.before.flops is not None and next(self.inputs.specs(), None) is None
-        self.before_s = timed(self._model, self.inputs) if computes and (self.before.flops or 0) <= _QUICK_FLOPS else None
-        while True:
-            try:
-                self._cut_found()
-                break
-            except _NotShrunkError as refused:
-                if not refused.side_by_side:
-                    raise
-                self._edits.undo(self._mark)
-                self._not_stacks |= {id(stack.container) for stack in refused.side_by_side}
-                self._find_stacks()
-        if self.before_s is not None:
-            self.after_s = timed(self._model, self.inputs)
-
     @property
-    def flops_before(self) -> int | None:
+    def _flops_before(self) -> int | None:
         """Of the whole model: counted, or those of each layer that went as of the one that stands for it."""
-        if self.before.flops is not None or self.after.flops is None:
-            return self.before.flops
-        total = self.after.flops
-        for stack, kept in self.kept.items():
-            of_kind = {stack.kinds[place]: self.after.layer_flops.get(id(stack.layers[place]), 0) for place in reversed(kept)}
+        if self._before.flops is not None or self._after.flops is None:
+            return self._before.flops
+        total = self._after.flops
+        for stack, kept in self._kept.items():
+            of_kind = {stack.kinds[place]: self._after.layer_flops.get(id(stack.layers[place]), 0) for place in reversed(kept)}
             total += sum(of_kind[kind] for place, kind in enumerate(stack.kinds) if place not in kept)
         return total
 
     def _find_stacks(self) -> None:
-        self.stacks = stacks_in(self._model, self._layers, self._not_stacks)
-        others = self.stacks or stacks_in(self._model, None, self._not_stacks)
-        if not others:
-            msg = "the model has no stack of layers: an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
-            raise _NotShrunkError(msg)
-        if not self.stacks and not self._skip:
-            msg = f"each stack has at most {plural(self._layers, 'layer')}, or no two layers of the same kind"
-            raise _NotShrunkError(msg)
+        self._stacks = stacks_in(self._model, self._layers, self._not_stacks)
+        others = self._stacks or stacks_in(self._model, None, self._not_stacks)
+        what = "an `nn.ModuleList` or `nn.Sequential` of similar layers that run one after another"
+        _refuse(not others, f"the model has no stack of layers: {what}")
+        why = f"each stack has at most {plural(self._layers, 'layer')}, or no two layers of the same kind"
+        _refuse(not self._stacks and not self._skip, why)
 
-    def _cut_found(self) -> None:
+    def _cut(self) -> None:
+        """Keep the first plan that is proven; layers that run side by side, as experts, heads or towers do, are no stack."""
+        while True:
+            try:
+                return self._cut_stacks()
+            except SideBySideError as mistaken:
+                self._edits.undo(self._mark)
+                self._not_stacks |= mistaken.containers
+                self._find_stacks()
+
+    def _cut_stacks(self) -> None:
         """By the first plan after which the forward comes through; of several stacks, as many as can be cut."""
         if self._layers == 1:  # one layer alone does not show whom it feeds
-            flow = LayerFlow(self.stacks)
-            dry_forward(self._model, self.inputs, self.before.proof, flow)
-            self._refuse_side_by_side(flow)
+            flow = LayerFlow(self._stacks)
+            dry_forward(self._model, self._inputs, self._before.proof, flow)
+            flow.check_chained()
         refused: _NotShrunkError | None = None
-        choices = {stack: stack.choices(self._layers) for stack in self.stacks}
+        choices = {stack: stack.choices(self._layers) for stack in self._stacks}
         # One layer of each kind; then, where numbers matter to the model, all layers up to the last new kind.
         for place in (0, -1) if any(len(kept) > 1 for kept in choices.values()) else (0,):
-            plan = {stack: kept[place] for stack, kept in choices.items()}
-            if (failed := self._tried(plan)) is None:
+            if (failed := self._tried({stack: kept[place] for stack, kept in choices.items()})) is None:
                 return
             refused = refused or failed
         proven: dict[Stack, tuple[int, ...]] = {}
-        for stack in self.stacks if len(self.stacks) > 1 else []:
-            for kept in choices[stack]:
-                if self._tried({**proven, stack: kept}) is None:
-                    proven[stack] = kept
-                    break
+        for stack in self._stacks if len(self._stacks) > 1 else []:
+            kept = next((kept for kept in choices[stack] if self._tried({**proven, stack: kept}) is None), None)
+            proven.update({} if kept is None else {stack: kept})
         if refused is not None and not (proven and self._tried(proven) is None):
             raise refused
 
     def _tried(self, plan: Mapping[Stack, tuple[int, ...]]) -> _NotShrunkError | None:
-        """Take back an earlier plan, cut by this one, and run: why not, or None where it stands."""
+        """Take back an earlier plan, cut by this one, and run: why the model does not run as before, or None where the plan stands."""
         self._edits.undo(self._mark)
-        try:
-            self._apply(plan)
-        except _NotShrunkError as refused:
-            if refused.side_by_side:
-                raise
-            self._edits.undo(self._mark)
-            return refused
-        self.kept = plan
-        return None
-
-    def _apply(self, plan: Mapping[Stack, tuple[int, ...]]) -> None:
-        """Cut, and run; raises where the model does not run as before."""
         for stack, kept in plan.items():
             names = list(stack.container._modules)
             left = {str(new) if names[place].isdigit() else names[place]: stack.layers[place] for new, place in enumerate(kept)}
@@ -219,28 +186,22 @@ class _Cutter:
             renumber(stack, kept, self._edits)
         skipped = skip_attention(stacks_in(self._model, None, self._not_stacks), self._edits) if self._skip else None
         flow = LayerFlow(list(plan))
-        run = dry_forward(self._model, self.inputs, self.before.proof, flow)
+        run = dry_forward(self._model, self._inputs, self._before.proof, flow)
         if run.error is not None:
             fewer = listed([plural(amount, "layer") for amount in dict.fromkeys(map(len, plan.values()))])
-            msg = f"its forward fails with {fewer}" if plan else "its forward fails without attention"
-            raise _NotShrunkError(msg, run.error)
-        if self._layers > 1:
-            self._refuse_side_by_side(flow)
-        lengths = {(len(stack.layers), len(kept)) for stack, kept in plan.items()}
-        if reason := has_other_outputs(self.before.outputs, run.outputs, lengths):
-            raise _NotShrunkError(reason)
-        if skipped is not None and not skipped.has_run:
-            known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
-            msg = f"none of its layers calls {known}"
-            raise _NotShrunkError(msg)
-        self.after = run
-        self.skipped = skipped.layers if skipped is not None else 0
-
-    def _refuse_side_by_side(self, flow: LayerFlow) -> None:
-        if side_by_side := flow.not_chained():
-            names = listed([f"`{stack.path}`" for stack in side_by_side])
-            msg = f"the layers of {names} run in parallel, as experts, heads or towers do"
-            raise _NotShrunkError(msg, side_by_side=side_by_side)
+            reason = f"its forward fails {f'with {fewer}' if plan else 'without attention'}"
+        else:
+            if self._layers > 1:
+                flow.check_chained()
+            reason = has_other_outputs(self._before.outputs, run.outputs, {(len(stack.layers), len(kept)) for stack, kept in plan.items()})
+            if not reason and skipped is not None and not skipped.has_run:
+                known = "`F.scaled_dot_product_attention`, `nn.MultiheadAttention` or the attention interface of transformers"
+                reason = f"none of its layers calls {known}"
+        if reason:
+            self._edits.undo(self._mark)
+            return _NotShrunkError(reason, run.error)
+        self._kept, self._after, self._skipped = plan, run, 0 if skipped is None else skipped.layers
+        return None
 
 
 def has_other_outputs(before: Outputs, after: Outputs, lengths: Iterable[tuple[int, int]]) -> str:
@@ -360,21 +321,17 @@ def examine(
     if not isinstance(model, nn.Module):
         msg = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shrink model`"
         raise TorchDebugError(msg)
-    if layers < 1:
-        msg = f"--layers must be at least 1, not {layers}"
-        raise TorchDebugError(msg)
+    refuse(layers < 1, f"--layers must be at least 1, not {layers}")
     model = unwrapped(model)
     if undo:
         return _restored(model)
     edits = edits_of(model)
-    return _shrink(_Cutter(model, edits, (args, dict(context.keywords)), layers, skip=skip_attention), model, edits, device)
+    return _Cutter(model, edits, (args, dict(context.keywords)), layers, skip=skip_attention).shrunk(device)
 
 
 def _restored(model: nn.Module) -> ShrinkReport:
     edits = edits_of(model)
-    if not edits:
-        msg = "this model was not shrunk: there is nothing to undo"
-        raise TorchDebugError(msg)
+    refuse(not edits, "this model was not shrunk: there is nothing to undo")
     before, stacks, modes = costs_of(model), edits.stacks, {module: module.training for module in model.modules()}
     edits.undo()
     for part in (part for module in modes for part in module.children() if part not in modes):
@@ -393,9 +350,7 @@ def shrunk(model: nn.Module, *args: Any, layers: int = 2, skip_attention: bool =
     mark = len(edits)
     try:
         report = examine(CellContext(keywords=inputs), model, *args, layers=layers, skip_attention=skip_attention)
-        if report.undone:
-            msg = f"the model cannot be shrunk: {report.reason}"
-            raise TorchDebugError(msg)
+        refuse(report.undone, f"the model cannot be shrunk: {report.reason}")
         yield report
     finally:
         edits.undo(mark)

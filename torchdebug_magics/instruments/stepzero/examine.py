@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import TorchDebugError, error_line
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.stepzero.report import FROZEN, Action, BufferRow, DataRow, ParameterRow, StepzeroReport
@@ -358,8 +358,7 @@ def read(path: Path) -> ZeroState:
     except TorchDebugError:
         raise
     except Exception as error:  # noqa: BLE001 - a file of any other kind may raise anything
-        first = next(iter(str(error).splitlines()), "")
-        msg = f"{path} holds no step zero: {type(error).__name__}{f': {first[:120]}' if first else ''}"
+        msg = f"{path} holds no step zero: {error_line(error, 120)}"
         raise TorchDebugError(msg) from None
 
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdebug_magics.probing.dry_runs.faking import Fakes
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, scratch_bytes
+from torchdebug_magics.probing.dry_runs.inputs import zeros
 from torchdebug_magics.probing.state.contents import Writes
 from torchdebug_magics.probing.storages import is_shard_type
 
@@ -142,19 +143,24 @@ def _is_question(func: OpOverload) -> bool:
 class Copies:
     """The same tensor always has the same copy, and views of one memory stay views of one memory, so that ties and sums hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes: Writes) -> None:
+        self._writes = writes
         self._copies = WeakIdKeyDictionary()
         self._memories: dict[int, torch.UntypedStorage] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of a tensor; a parameter stays itself, as it is seldom written and often large."""
-        if isinstance(tensor, torch.nn.Parameter) or not _is_plain(tensor):
-            return tensor
-        if tensor not in self._copies:
-            copy = self._copied(tensor.detach())
-            self._copies[tensor] = copy.requires_grad_() if tensor.requires_grad else copy
-        copied: torch.Tensor = self._copies[tensor]
-        return copied
+        """The copy of a tensor, into which a forward may write; a parameter stays itself, as it is seldom written and often large."""
+        copy: torch.Tensor = self._copies.get(tensor, tensor)
+        if copy is tensor and _is_plain(tensor):
+            copy = self._copies[tensor] = self._copied(tensor.detach()).requires_grad_(tensor.requires_grad)
+        self._writes.made(copy, tensor)
+        return copy
+
+    def zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A real tensor for a described one, into which a forward may write."""
+        made = zeros(sizes, dtype, device)
+        self._writes.made(made)
+        return made
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         memory = tensor.untyped_storage()
@@ -167,7 +173,7 @@ class Copies:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is memory and nothing else."""
+    """Whether it is memory and nothing else, and no parameter."""
     if type(tensor) is not torch.Tensor or tensor.is_nested or tensor.is_quantized:
         return False
     return tensor.layout == torch.strided and not tensor.is_meta and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal, TypeAlias
 
@@ -77,6 +78,13 @@ def location(filename: str, line: int, function: str) -> Location:
     """A line of a file or cell as a `Location`."""
     source = _as_typed(linecache.getline(filename, line).strip())
     return Location(cell=_cell_number(filename), file=filename, line=line, function=function, source=source)
+
+
+def raised_at(error: BaseException | None) -> Location | None:
+    """The innermost line of the user's in its traceback."""
+    walked = walk_tb(None if error is None else error.__traceback__)
+    lines = [(frame.f_code, line) for frame, line in walked if is_user_code(frame.f_code)]
+    return location(lines[-1][0].co_filename, lines[-1][1], lines[-1][0].co_name) if lines else None
 
 
 def excerpt(where: Location, *, around: int = 2) -> tuple[tuple[int, str], ...]:

@@ -67,12 +67,17 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def _limiting(op: RecordedOp) -> RecordedOp | None:
     """The activation whose output a loss receives; of an input whose rows sum to one, the nearest softmax upstream."""
-    maker = next(iter(op.parents), None)
-    while maker is not None and maker.name in _PASSES_ON:
-        maker = next(iter(maker.parents), None)
+    maker = _before_views(next(iter(op.parents), None))
     if op.note == "takes probabilities" and (maker is None or maker.name != "_softmax"):
         maker = next((each for each in walk(op.parents, lambda later: later.parents) if each.name == "_softmax"), None)
     return maker if maker is not None and maker.name.removeprefix("_") in RANGES and any(use.requires_grad for use in maker.reads) else None
+
+
+def _before_views(maker: RecordedOp | None, *others: str) -> RecordedOp | None:
+    """The op whose numbers are passed on, seen through views and `others`."""
+    while maker is not None and maker.name in {*_PASSES_ON, *others}:
+        maker = next(iter(maker.parents), None)
+    return maker
 
 
 def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
@@ -157,9 +162,7 @@ def _softmax_beside(facts: TrainingFacts, op: RecordedOp) -> RecordedOp | None:
         for use, parent in product.sources if product.name == "mul" else ():
             if use.memory in targets:
                 continue
-            maker: RecordedOp | None = parent
-            while maker is not None and maker.name in _PASSES_ON:
-                maker = next(iter(maker.parents), None)
+            maker = _before_views(parent)
             if maker is not None and maker.name == "_softmax" and any(read.requires_grad for read in maker.reads):
                 return maker
     return None
@@ -241,9 +244,7 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
 def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """The largest scores, where the classes that have them are meant, compared with classes; and probabilities with 0, as logits are."""
     for op in facts.tape.ops:
-        maker = next(iter(op.parents), None) if op.note in {"compares scores", "asks for more than 0"} else None
-        while maker is not None and maker.name in {*_PASSES_ON, "detach"}:
-            maker = next(iter(maker.parents), None)
+        maker = _before_views(next(iter(op.parents), None), "detach") if op.note in _COMPARED else None
         if maker is None or maker.name not in _COMPARED[op.note]:
             continue
         is_probability = maker.name == "sigmoid"
@@ -421,11 +422,5 @@ def _reads(op: RecordedOp) -> list[_Read]:
 def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
     """What PyTorch has expanded in the same line for an op that wants one shape."""
     maker = read[1]
-    is_own = (
-        maker is not None
-        and maker.name == "expand"
-        and maker.line is op.line
-        and "expand" not in op.source
-        and "broadcast" not in op.source
-    )
-    return _reads(maker)[0] if maker is not None and is_own else read
+    is_written = "expand" in op.source or "broadcast" in op.source
+    return _reads(maker)[0] if maker is not None and maker.name == "expand" and maker.line is op.line and not is_written else read

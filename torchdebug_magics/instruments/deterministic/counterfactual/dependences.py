@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchdebug_magics.errors import error_line
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.counterfactual.reachable_state import (
@@ -32,11 +33,11 @@ from torchdebug_magics.instruments.deterministic.ritual.ritual import Ritual
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.instruments.deterministic.twice.answers import ARRIVAL, LISTING, PROCESS, Answers
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, Effect, effect_of, raised_at, results_of
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, Effect, effect_of, results_of
 from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs
 from torchdebug_magics.probing.names import Named, values_found
 from torchdebug_magics.probing.source.syntax import enclosing, loops_around, nodes, tree_of
-from torchdebug_magics.probing.source.user_code import location, writes_of
+from torchdebug_magics.probing.source.user_code import location, raised_at, writes_of
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.process_settings import SETTINGS
 from torchdebug_magics.probing.state.rng import same_state
@@ -292,8 +293,7 @@ def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> Changed
     if begin is None and isinstance(error, TooLong):
         what = f"{what}, so that it does not end"
     elif begin is None and error is not None:
-        text = (str(error).strip().splitlines() or [""])[0][:120]
-        what = f"the next run raises {type(error).__name__}{f': {text}' if text else ''}"
+        what = f"the next run raises {error_line(error, 120)}"
     op, module = ("", None) if begin is None else ("" if begin.op is None else begin.op.plan.name, begin.module)
     first, second = (at, None) if other is None or other == at else (other, at)
     return Dependence(

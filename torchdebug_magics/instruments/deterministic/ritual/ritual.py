@@ -18,7 +18,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.instruments.deterministic.ops.op_recording import repair
 from torchdebug_magics.instruments.deterministic.report import Setting, Warned
 from torchdebug_magics.instruments.deterministic.ritual.status import (
@@ -146,9 +146,7 @@ def checked_seed(seed: SupportsIndex) -> int:
         number = -1 if isinstance(seed, bool) else operator.index(seed)
     except TypeError:
         number = -1
-    if not 0 <= number <= MOST:
-        msg = f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}"
-        raise TorchDebugError(msg)
+    refuse(not 0 <= number <= MOST, f"a seed must be an integer from 0 to {MOST} (the largest that NumPy accepts), not {seed!r}")
     return number
 
 

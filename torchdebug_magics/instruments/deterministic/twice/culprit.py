@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
+from torchdebug_magics.errors import error_line
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Recording, Seen, repair
 from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.answers import ADDRESS, ARRIVAL, CLOCK, ENTROPY, Answers, OutsideCall
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count, workers_here
-from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison, raised_at
+from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison
 from torchdebug_magics.instruments.deterministic.twice.runs import Runs, nothing
 from torchdebug_magics.probing.source.syntax import called, enclosing, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import raised_at
 
 _FIRST_ALONE = "later runs agree with the second one: the first run left state that could not be restored, such as a cache entry"
 _IN_THE_CELL = "create what the cell consumes in the cell itself"
@@ -78,8 +80,7 @@ class Culprit:
         error = self._error
         if isinstance(error, TooLong):
             return self._told("control_flow", "the second run continued past the end of the first one, and was stopped")
-        text = str(error).strip().splitlines()
-        said = f"the second run raised {type(error).__name__}: {text[0][:200] if text else ''}"
+        said = f"the second run raised {error_line(error, 200)}"
         found = self._of_leak(said) or self._of_answers(len(self._comparison.earlier))
         return found or self._of_first_run("outside_data", said, type(self._runs.unwatched()) is type(error))
 

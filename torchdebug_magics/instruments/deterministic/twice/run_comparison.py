@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Run
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.modules import ModuleCalls, live_modules
 from torchdebug_magics.probing.source.syntax import binding, nodes
-from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location, owner
+from torchdebug_magics.probing.source.user_code import frames_above, location, owner
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.state.digest import of_plain, of_tensor
 from torchdebug_magics.report import Location
@@ -131,12 +130,6 @@ class RunComparison(DigestRecorder):
             self.taint(op)  # it holds what nobody has written, and may never be read
             return None
         return "gave"
-
-
-def raised_at(error: BaseException) -> Location | None:
-    """The innermost line of the user's on its way."""
-    found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return location(found[-1][0].co_filename, found[-1][1], found[-1][0].co_name) if found else None
 
 
 def results_of(body: Body, is_unwritten: Callable[[torch.Tensor], bool]) -> dict[str, int]:

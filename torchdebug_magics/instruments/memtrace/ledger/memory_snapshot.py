@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category
 from torchdebug_magics.instruments.memtrace.trace import OTHER
 from torchdebug_magics.probing.distributed.this_rank import rank, world_size
@@ -72,9 +72,8 @@ def rank_path(path: Path) -> Path:
 
 
 def _checked(path: Path) -> Path:
-    if path.is_dir() or not path.parent.is_dir():
-        msg = f"--snapshot cannot write {str(path)!r}: {'it is a folder' if path.is_dir() else 'its folder is not there'}"
-        raise TorchDebugError(msg)
+    why = f"--snapshot cannot write {str(path)!r}: {'it is a folder' if path.is_dir() else 'its folder is not there'}"
+    refuse(path.is_dir() or not path.parent.is_dir(), why)
     return path
 
 

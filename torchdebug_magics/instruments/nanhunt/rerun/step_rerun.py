@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchdebug_magics.errors import error_line
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     Attempt,
@@ -304,7 +305,7 @@ class StepRerun:
             except CannotReplay:
                 raise
             except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
-                replayed.problem = f"the replay raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                replayed.problem = f"the replay raised {error_line(error)}"
         alone = self._state.alone
         if alone.collectives.refused:  # it would have needed an answer of another rank
             raise CannotReplay(alone.collectives.refused)

@@ -57,37 +57,30 @@ def _given(
 
 def _target(call: LossCall) -> Iterator[TrainingChange]:
     """Yields a target in the output's shape, one between 0 and 1, and labels that begin at the right number."""
-    values, target, loss = call.input, call.target, call.name
-
-    def shaped(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return values, target.reshape(values.shape).to(values.dtype)
-
+    values, target, loss, labels = call.input, call.target, call.name, call.labels
     if not call.is_classes and values.shape != target.shape and values.numel() == target.numel():
-        headline = (
-            f"`{loss}` compares shapes {tuple(values.shape)} against {tuple(target.shape)}: each output is compared with every target"
-        )
+        shapes = f"{tuple(values.shape)} against {tuple(target.shape)}"
+        headline = f"`{loss}` compares shapes {shapes}: each output is compared with every target"
         fix = "give the loss function a target in the output's shape: `target.view_as(output)`"
-        yield _given(call, headline, fix, shaped, suspect="target_shape")
-    labels = call.labels
+        yield _given(
+            call, headline, fix, lambda values, target: (values, target.reshape(values.shape).to(values.dtype)), suspect="target_shape"
+        )
     if not labels.numel():
         return
-    low, high = float(labels.min()), float(labels.max())
-    first = int(call.function is F.ctc_loss)  # 0 is its blank
+    low, high, step = float(labels.min()), float(labels.max()), -1
+    is_moved, allowed = call.function in BINARY and set(target.unique().tolist()) == {1.0, 2.0}, f"`{loss}` expects 0 and 1"
     if call.is_classes:
         is_moved, allowed = low > 0 and high == call.classes, f"the {call.classes} classes from 0 to {call.classes - 1}"
-    elif first:
-        is_moved, allowed = low == call.options.get("blank", 0) == 0, "0 is the blank"
-    else:
-        is_moved, allowed = call.function in BINARY and set(target.unique().tolist()) == {1.0, 2.0}, f"`{loss}` expects 0 and 1"
+    elif call.function is F.ctc_loss:
+        is_moved, allowed, step = low == call.options.get("blank", 0) == 0, "0 is the blank", 1
 
     def moved(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        if first:
-            return values, (target + 1).clamp_max(values.shape[-1] - 1)
-        return values, torch.where(target == call.ignored, target, target - 1)
+        other = (target + 1).clamp_max(values.shape[-1] - 1) if step > 0 else target - 1
+        return values, torch.where(target == call.ignored, target, other)
 
     if is_moved:
         headline = f"Labels range from {low:g} to {high:g}, {allowed}: they are off by one"
-        fix = "keep 0 for the blank: `labels + 1`" if first else "subtract one from the labels: `labels - 1`"
+        fix = "keep 0 for the blank: `labels + 1`" if step > 0 else "subtract one from the labels: `labels - 1`"
         yield _given(call, headline, fix, moved, suspect="off_by_one_labels")
     elif call.function in BINARY and high > 1:
         headline = f"`{loss}` expects targets between 0 and 1: they go up to {number(high)}"
@@ -97,38 +90,30 @@ def _target(call: LossCall) -> Iterator[TrainingChange]:
 def _input(call: LossCall, source: Activation | None) -> Iterator[TrainingChange]:
     """Yields logits, probabilities or their logarithms, where the loss function expects these and is given others."""
     values, loss, expected = call.input, call.name, TAKES.get(call.name)
-    made = "" if source is None else source.name
+    dim = -1 if call.function is F.kl_div else 1
+    has_dim = values.dim() > max(dim, 0)
+    are_shares = has_dim and sums_to_one(values.float(), dim, _NEAR)
     if source is not None and (misplaced := _misplaced(call, source)):
         headline, cause, instead = misplaced
-        fix = f"remove the `{made}` before `{loss}`" if instead is itself else "use `sigmoid` in place of `softmax`"
-        where, call_instead = source.location or call.location, replaced(made, source.location, instead)
+        fix = f"remove the `{source.name}` before `{loss}`" if instead is itself else "use `sigmoid` in place of `softmax`"
+        where, call_instead = source.location or call.location, replaced(source.name, source.location, instead)
         yield TrainingChange(cause, headline, fix, location=where, module=source.module, on_call=call_instead)
-        return
-    dim = -1 if call.function is F.kl_div else 1
-    are_shares = values.dim() > max(dim, 0) and sums_to_one(values.float(), dim, _NEAR)
-
-    def logarithm(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return values.clamp_min(_TINY).log(), target
-
-    if call.function is F.cross_entropy and are_shares and made != "log_softmax":
-        yield _given(call, _TWICE, "remove the `softmax` before `cross_entropy`", logarithm, suspect="double_softmax")
     elif call.function is F.cross_entropy and call.is_classes and call.classes == 1 and values.dim() > 1:
-        yield _given(
-            call,
-            "`cross_entropy` of a single class is always 0",
-            "use `F.binary_cross_entropy_with_logits` for one output",
-            lambda values, target: (values.reshape(-1), target.reshape(-1).to(values.dtype)),
-            F.binary_cross_entropy_with_logits,
-        )
-    elif expected == "log-probabilities" and are_shares:
-        fix = f"use `log_softmax` in place of `softmax` before `{loss}`"
-        yield _given(call, f"`{loss}` expects log-probabilities, not probabilities", fix, logarithm)
-    elif expected == "log-probabilities" and values.dim() > max(dim, 0) and bool((values.float().logsumexp(dim).abs() > _FAR).any()):
-        fix, headline = f"use `log_softmax` before `{loss}`", f"`{loss}` expects log-probabilities, not logits"
+        headline, fix = "`cross_entropy` of a single class is always 0", "use `F.binary_cross_entropy_with_logits` for one output"
+        of_one = F.binary_cross_entropy_with_logits
+        yield _given(call, headline, fix, lambda values, target: (values.reshape(-1), target.reshape(-1).to(values.dtype)), of_one)
+    elif are_shares and (call.function is F.cross_entropy or expected == "log-probabilities"):
+        headline, fix = f"`{loss}` expects log-probabilities, not probabilities", f"use `log_softmax` in place of `softmax` before `{loss}`"
+        kind: Cause = "wrong_loss_input"
+        if call.function is F.cross_entropy:
+            headline, fix, kind = _TWICE, "remove the `softmax` before `cross_entropy`", "double_softmax"
+        yield _given(call, headline, fix, lambda values, target: (values.clamp_min(_TINY).log(), target), suspect=kind)
+    elif expected == "log-probabilities" and has_dim and bool((values.float().logsumexp(dim).abs() > _FAR).any()):
+        headline, fix = f"`{loss}` expects log-probabilities, not logits", f"use `log_softmax` before `{loss}`"
         yield _given(call, headline, fix, lambda values, target: (values.log_softmax(dim), target))
-    elif expected == "probabilities" and made != "sigmoid" and bool(((values < 0) | (values > 1)).any()):
-        fix = "use `F.binary_cross_entropy_with_logits`"
-        yield _given(call, f"`{loss}` expects probabilities, not logits", fix, lambda values, target: (values.sigmoid(), target))
+    elif expected == "probabilities" and bool(((values < 0) | (values > 1)).any()):
+        headline, fix = f"`{loss}` expects probabilities, not logits", "use `F.binary_cross_entropy_with_logits`"
+        yield _given(call, headline, fix, lambda values, target: (values.sigmoid(), target))
 
 
 def _misplaced(call: LossCall, source: Activation) -> tuple[str, Cause, Callable[[Any], Any]] | None:
@@ -198,24 +183,25 @@ def _shifted(seen: TrainingEvidence, call: LossCall) -> Iterator[TrainingChange]
 
 def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the mean, for a loss that is summed or multiplied, by the loss function or by the user's own code."""
-    calls, summed = seen.base.first.losses, seen.base.first.summed
-    if calls and len(calls) != 1:
+    calls, summed, call = seen.base.first.losses, seen.base.first.summed, next(iter(seen.base.first.losses), None)
+    if len(calls) > 1:
         return
-    if calls:
-        call, scale = calls[0], abs(seen.base.first.scale)
-        scale = 1.0 if any(abs(scale - one) < 1e-3 * one for one in seen.scales) else scale
-        factor, place = float(f"{scale * call.size:.6g}"), call.location
-        is_sum = call.size > 1 and _LESS <= scale <= _MORE
+    factor, place, what = float(summed), None if call is None else call.location, f"summed over {summed:,} terms"
+    is_usual, fix = factor <= 1, "use `.mean()` in place of `.sum()` for the loss"
+    if call is not None:
+        scale = abs(seen.base.first.scale)
+        scale = 1.0 if any(abs(scale - known) < 1e-3 * known for known in seen.scales) else scale
+        factor = float(f"{scale * call.size:.6g}")
+        is_usual, is_sum = not factor or _LESS <= factor <= _MORE, call.size > 1 and _LESS <= scale <= _MORE
         what = f"summed over {number(call.size)} terms" if is_sum else f"{factor:.3g} times the mean"
-        by_factor = f"use the mean loss: multiply the loss by {1 / factor:.4g}, or remove its factor" if factor else ""
-        fix = 'use `reduction="mean"`' if is_sum else by_factor
-    else:
-        factor, place, what = float(summed), None, f"summed over {summed:,} terms"
-        fix = "use `.mean()` in place of `.sum()` for the loss"
-    if factor and not _LESS <= factor <= (_MORE if calls else _MORE - 1):
-        headline = f"The loss is {what}: with the mean, the model learns {seen.subject}"
-        of_mean = {"text": "mean loss", "factor": factor, "location": place, "backward_scale": 1 / factor}
-        yield TrainingChange("reduction", headline, fix, **of_mean)  # type: ignore[arg-type]
+        fix = (
+            'use `reduction="mean"`'
+            if is_sum or is_usual
+            else f"use the mean loss: multiply the loss by {1 / factor:.4g}, or remove its factor"
+        )
+    if not is_usual:
+        headline, of_mean = f"The loss is {what}: with the mean, the model learns {seen.subject}", 1 / factor
+        yield TrainingChange("reduction", headline, fix, text="mean loss", factor=factor, location=place, backward_scale=of_mean)
 
 
 def rows_of(seen: TrainingEvidence, keep: Tensor) -> OnCall | None:

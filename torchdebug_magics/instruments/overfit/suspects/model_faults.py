@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -44,7 +44,8 @@ _UNDONE = frozenset({"detach", "data", "round", "floor", "ceil", "trunc"})
 def suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields changes for an optimizer that never steps, cut graphs, parameters without an optimizer, and gradients of earlier steps."""
     own = {id(parameter) for parameter in seen.base.named_parameters().values()}
-    idle = (optimizer for optimizer in seen.optimizers if not own.isdisjoint(map(id, parameters_of(optimizer))))
+    reachable = seen.start.of_kind(torch.optim.Optimizer)
+    idle = (optimizer for optimizer in reachable if not own.isdisjoint(map(id, parameters_of(optimizer))))
     if not seen.base.optimizers and seen.base.error is None and (optimizer := next(idle, None)) is not None:
         fix = f"call `{seen.optimizer}.step()` after `loss.backward()`"
         yield TrainingChange(None, "The optimizer never steps: no parameter changes", fix, on_end=optimizer.step)
@@ -120,15 +121,10 @@ def frozen(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     code = f"for name in {list(names)!r}: {seen.model}.get_parameter(name).requires_grad_(True)"
     if module and {name for name in seen.base.named_parameters() if name.startswith(f"{module}.")} == set(names):
         code = f"{seen.model}.get_submodule({module!r}).requires_grad_(True)"
-    yield TrainingChange(
-        "frozen",
-        f"{some} frozen: with `requires_grad=True`{whose} the model learns {seen.subject}",
-        f"run `{code}` before the optimizer is created from `{seen.model}.parameters()`",
-        text=f"{plural(len(names), 'parameter')} unfrozen",
-        parameters=names,
-        on_models=each(names, Tensor.requires_grad_),
-        on_update=_adding(names),
-    )
+    headline = f"{some} frozen: with `requires_grad=True`{whose} the model learns {seen.subject}"
+    fix = f"run `{code}` before the optimizer is created from `{seen.model}.parameters()`"
+    text, thaw = f"{plural(len(names), 'parameter')} unfrozen", each(names, Tensor.requires_grad_)
+    yield TrainingChange("frozen", headline, fix, text=text, parameters=names, on_models=thaw, on_update=_adding(names))
 
 
 def _adding(names: Iterable[str] = ()) -> Any:
@@ -155,12 +151,11 @@ def update_suspects(seen: TrainingEvidence) -> Iterator[TrainingChange]:
         headline = f"Clipping shrinks the gradient norm from {number(before)} to {number(after)}: too small to learn from"
         fix = f"clip at a larger norm, such as `max_norm={max(1.0, float(f'{2 * before:.1g}')):g}`, or not at all"
         yield TrainingChange("clipping", headline, fix, text="no clipping", factor=after / before, keeps_gradients=True)
-    decay = max(seen.decays, default=0.0)
-    if decay >= _DECAY:
-        headline = f"Weight decay {decay:g} is too large: without it, the model learns {seen.subject}"
+    if seen.decay >= _DECAY:
+        headline = f"Weight decay {seen.decay:g} is too large: without it, the model learns {seen.subject}"
         fix = f'`for group in {seen.optimizer}.param_groups: group["weight_decay"] = 0.0`'
         update = _with(weight_decay=lambda _: 0.0)
-        yield TrainingChange("weight_decay", headline, fix, text="weight_decay=0", factor=decay, on_update=update)
+        yield TrainingChange("weight_decay", headline, fix, text="weight_decay=0", factor=seen.decay, on_update=update)
 
 
 def learning_rates(seen: TrainingEvidence) -> Iterator[TrainingChange]:
@@ -171,13 +166,11 @@ def learning_rates(seen: TrainingEvidence) -> Iterator[TrainingChange]:
         headline = f"The scheduler lowers the learning rate from {rate:g} to {last:.2g} in {len(losses)} steps: too early"
         fix = f"call `scheduler.step()` less often: the learning rate falls to {last:.2g} before the model learns {seen.subject}"
         line = next((line for _, line in seen.base.events.scheduled.values() if line is not None), None)
-        of_schedule = {"factor": rate / last if last else math.inf, "location": None if line is None else line.location}
+        place = None if line is None else line.location
+        kept = change(headline, fix, text=f"learning rate kept at {rate:g}", factor=rate / last if last else math.inf, location=place)
+        yield replace(kept, on_update=_with(lr=lambda _: rate))
         slower = _with(lr=lambda now: rate * (now / rate) ** _SLOWER if now > 0 else 0.0)
-        for text, update in (
-            (f"learning rate kept at {rate:g}", _with(lr=lambda _: rate)),
-            ("learning rate lowered a tenth as fast", slower),
-        ):
-            yield change(headline, fix, text=text, on_update=update, **of_schedule)  # type: ignore[arg-type]
+        yield replace(kept, text="learning rate lowered a tenth as fast", on_update=slower)
     group = f"for group in {seen.optimizer}.param_groups"
     if seen.rates and not rate:
         usual = _USUAL.get(type(seen.base.optimizers[0]).__name__, 1e-3)
@@ -238,22 +231,15 @@ def _one_value(seen: TrainingEvidence) -> Iterator[TrainingChange]:
 
 def _dead(seen: TrainingEvidence, dead: Activation) -> Iterator[TrainingChange]:
     is_saturated = dead.name in {"sigmoid", "tanh", "hardsigmoid", "hardtanh"}
-    last, feeder = seen.base.last, dead.feeder
+    feeder, late = dead.feeder, () if seen.base.last is None else seen.base.last.activations
     headline = f"`{dead.name}` after `{feeder}` {'is saturated for' if is_saturated else 'is 0 for'} all samples: no gradient passes"
-    again = TrainingChange(
-        "dead_units",
-        headline,
-        f"initialize `{feeder}` again: `{seen.model}.{feeder}.reset_parameters()`",
-        location=dead.location,
-        module=feeder,
-        parameters=_own_names(seen, [feeder]),
-        on_models=each([feeder], _initialized),
-        is_evident=last is not None and any(activation.is_dead and activation.feeder == feeder for activation in last.activations),
-    )
-    yield again
+    named = TrainingChange("dead_units", headline, location=dead.location, module=feeder, parameters=_own_names(seen, [feeder]))
+    is_dead = any(activation.is_dead and activation.feeder == feeder for activation in late)
+    fix = f"initialize `{feeder}` again: `{seen.model}.{feeder}.reset_parameters()`"
+    yield replace(named, fix=fix, on_models=each([feeder], _initialized), is_evident=is_dead)
     if not is_saturated:
         fix, leaky = f"use `F.leaky_relu` in place of `{dead.name}` after `{feeder}`", replaced(dead.name, dead.location, F.leaky_relu)
-        yield replace(again, is_evident=False, fix=fix, on_models=None, on_call=leaky)
+        yield replace(named, fix=fix, on_call=leaky)
 
 
 def _initial(seen: TrainingEvidence) -> Iterator[TrainingChange]:
@@ -273,7 +259,7 @@ def _initial(seen: TrainingEvidence) -> Iterator[TrainingChange]:
 
 def unusual_weights(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """Modules whose weights are constant, or far larger or smaller than their own initialization makes them."""
-    found = {}
+    unusual = {}
     with RandomState.kept():
         for name, module in modules.items():
             own = {key: one for key, one in module._parameters.items() if one is not None}
@@ -284,21 +270,14 @@ def unusual_weights(modules: Mapping[str, nn.Module]) -> dict[str, str]:
                 _initialized(fresh)
             except Exception:  # noqa: BLE001, S112 - a module that cannot be copied is not judged
                 continue
-            if difference := _difference(own, fresh._parameters):
-                found[name] = difference
-    return found
-
-
-def _difference(own: Mapping[str, nn.Parameter], fresh: Mapping[str, Tensor]) -> str:
-    for key, parameter in own.items():
-        values, usual = parameter.detach().float(), fresh[key].detach().float()
-        size, expected = float(values.square().mean().sqrt()), float(usual.square().mean().sqrt())
-        if values.dim() > 1 and values.numel() > 1 and values.min() == values.max() and usual.min() < usual.max():
-            return f"{_CONSTANT} {number(float(values.flatten()[0]))}"
-        if (expected and size > _FAR * expected) or (values.dim() > 1 and size < expected / _FAR):
-            what = "weights" if values.dim() > 1 else key
-            return f"with {what} {size / expected:.3g} times their usual size"
-    return ""
+            for key, parameter in reversed(own.items()):  # the first that is unusual is named
+                values, usual = parameter.detach().float(), fresh._parameters[key].detach().float()
+                size, expected = float(values.square().mean().sqrt()), float(usual.square().mean().sqrt())
+                if values.dim() > 1 and values.numel() > 1 and values.min() == values.max() and usual.min() < usual.max():
+                    unusual[name] = f"{_CONSTANT} {number(float(values.flatten()[0]))}"
+                elif (expected and size > _FAR * expected) or (values.dim() > 1 and size < expected / _FAR):
+                    unusual[name] = f"with {'weights' if values.dim() > 1 else key} {size / expected:.3g} times their usual size"
+    return unusual
 
 
 def _initialized(module: nn.Module) -> None:
@@ -321,26 +300,24 @@ def _own_names(seen: TrainingEvidence, modules: list[str]) -> tuple[str, ...]:
 def _conflicts(seen: TrainingEvidence) -> Iterator[TrainingChange]:
     """Yields the batch without samples whose inputs equal those of another with other targets."""
     first, samples = seen.base.first, seen.base.first.samples or 0
-    targets = [call.target for call in first.losses]
-    inputs = [
-        tensor for tensor in first.inputs if tensor.dim() and len(tensor) == samples and not any(tensor is other for other in targets)
-    ]
-    if samples < 2 or not inputs or not targets or any(len(target) % samples for target in targets if target.dim()):  # noqa: PLR2004
+    targets = [call.target for call in first.losses if call.target.dim()]
+    inputs = [tensor for tensor in first.inputs if tensor.dim() and len(tensor) == samples and not tensor.is_complex()]
+    if samples < 2 or not inputs or not targets or any(len(target) % samples for target in targets):  # noqa: PLR2004
         return
-    labels = torch.cat([target.detach().reshape(samples, -1).double() for target in targets if target.dim()], 1)
-    values = torch.cat([tensor.detach().reshape(samples, -1).double() for tensor in inputs if not tensor.is_complex()], 1)
-    group = values.unique(dim=0, return_inverse=True)[1].tolist()
-    groups = [[row for row in range(samples) if group[row] == which] for which in sorted(set(group))]
-    groups = [rows for rows in groups if bool((labels[rows] != labels[rows[:1]]).any())]
-    if not groups:
+    labels = torch.cat([target.reshape(samples, -1).double() for target in targets], 1)
+    values = torch.cat([tensor.detach().reshape(samples, -1).double() for tensor in inputs], 1)
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(values.unique(dim=0, return_inverse=True)[1].tolist()):
+        groups.setdefault(group, []).append(row)
+    conflicts = [rows for rows in groups.values() if bool((labels[rows] != labels[rows[:1]]).any())]
+    if not conflicts:
         return
-    rows = tuple(sorted(row for group in groups for row in group))
-    dropped = sorted(row for group in groups for row in group[1:])
-    headline, kept = f"Rows {listed([*map(str, rows)])} are equal inputs with different labels", ", ".join(map(str, rows))
-    fix = f"correct the labels of rows {kept}, or keep one of each group"
+    rows, dropped = sorted(chain.from_iterable(conflicts)), sorted(row for rows in conflicts for row in rows[1:])
+    headline = f"Rows {listed([*map(str, rows)])} are equal inputs with different labels"
+    fix = f"correct the labels of rows {', '.join(map(str, rows))}, or keep one of each group"
     others = rows_of(seen, torch.tensor([row for row in range(samples) if row not in dropped]))
     text = f"without row{'s' if len(dropped) > 1 else ''} {', '.join(map(str, dropped))}"
-    yield TrainingChange("conflicting_labels", headline, fix, text=text, rows=rows, on_call=others, is_evident=True)
+    yield TrainingChange("conflicting_labels", headline, fix, text=text, rows=tuple(rows), on_call=others, is_evident=True)
 
 
 def _scale(seen: TrainingEvidence) -> Iterator[TrainingChange]:
@@ -365,10 +342,9 @@ def _is_far(values: Tensor) -> bool:
 def _normalized(values: Tensor) -> Tensor:
     if values.numel() < 2 or not _is_far(values.detach().float()):  # noqa: PLR2004 - of one number there is no deviation
         return values
-    if values.dim() == 2 and len(values) > 1:  # noqa: PLR2004 - a table: by column
-        deviation = values.std(0)
-        return (values - values.mean(0)) / torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-    return (values - values.mean()) / values.std().clamp_min(1e-12)
+    over = (0,) if values.dim() == 2 and len(values) > 1 else tuple(range(values.dim()))  # noqa: PLR2004 - a table: by column
+    deviation = values.std(over)
+    return (values - values.mean(over)) / torch.where(deviation > 0, deviation, 1.0)
 
 
 def constant_output(seen: TrainingEvidence) -> Iterator[TrainingChange]:

@@ -29,6 +29,7 @@ BINARY = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
 DISTANCES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 LOSSES: tuple[Any, ...] = (*CLASSES, *BINARY, *DISTANCES, F.kl_div, F.ctc_loss)
 _MOST_LAG = 4
+_NEAR = 0.01
 _NORMALIZING, _RECTIFYING = frozenset({"softmax", "log_softmax"}), frozenset({"relu", "relu6", "gelu", "silu"})
 _SATURATING, _CLIPPING = frozenset({"sigmoid", "tanh"}), frozenset({"hardsigmoid", "hardtanh"})
 ACTIVATIONS = _NORMALIZING | _RECTIFYING | _SATURATING | _CLIPPING | {"logsigmoid", "leaky_relu", "softplus"}
@@ -80,15 +81,13 @@ class LossCall:
     def floor(self) -> float:
         """The least mean loss for these targets."""
         if self.is_classes and (smoothing := float(self.options.get("label_smoothing") or 0.0)):
-            rest = smoothing / self.classes
-            peak = 1 - smoothing + rest
-            return -peak * math.log(peak) - (self.classes - 1) * rest * math.log(rest)
+            shares = torch.full((self.classes,), smoothing / self.classes, dtype=torch.float64)
+            shares[0] += 1 - smoothing
+            return float(torch.special.entr(shares).sum())
         if self.function is F.cross_entropy and not self.is_classes:
             return float(torch.special.entr(self.target).sum(1).mean())
-        if self.function in BINARY:
-            target = self.target.float().clamp(0, 1)
-            return float((torch.special.entr(target) + torch.special.entr(1 - target)).mean())
-        return 0.0
+        target = self.target.float().clamp(0, 1)
+        return float((torch.special.entr(target) + torch.special.entr(1 - target)).mean()) if self.function in BINARY else 0.0
 
     def words_ahead(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, int] | None:
         """Of a language model: (its input, the labels by sample, by how many words these are ahead of the input); None of any other."""
@@ -111,13 +110,12 @@ class LossCall:
             return 0.0
         ids, labels, _ = known
         seen: dict[tuple[int, ...], list[int]] = {}
-        for words, following in zip(ids.tolist(), labels.tolist(), strict=True):
+        for sentence, following in zip(ids.tolist(), labels.tolist(), strict=True):
             for place, label in enumerate(following):
                 if label != self.ignored:
-                    seen.setdefault(tuple(words[: place + 1]), []).append(label)
-        counts = [(len(found), Counter(found).values()) for found in seen.values()]
-        many = sum(size for size, _ in counts)
-        return sum(-share * math.log(share / size) for size, shares in counts for share in shares) / max(1, many)
+                    seen.setdefault(tuple(sentence[: place + 1]), []).append(label)
+        lost = sum(-many * math.log(many / len(words)) for words in seen.values() for many in Counter(words).values())
+        return lost / max(1, sum(map(len, seen.values())))
 
     def chance(self) -> float | None:
         """The mean loss of the prediction that knows nothing: equal shares for classes, the mean of the targets for distances."""
@@ -133,21 +131,20 @@ class LossCall:
 
     def entropy(self) -> float:
         """Of the class labels: the loss of their shares as prediction for every sample."""
-        shares = self.labels.bincount().float() / max(1, len(self.labels))
-        return float(torch.special.entr(shares).sum())
+        return float(torch.special.entr(self.labels.bincount().float() / max(1, len(self.labels))).sum())
 
-    def known_values(self) -> dict[str, float]:
-        """Losses at which a faulty training stalls, by what they are called."""
+    def stalls_at(self, loss: float) -> str:
+        """The known value near which a faulty training stalls; empty where it is none of them."""
         if not self.is_classes or not len(self.labels):
-            return {}
+            return ""
         many, entropy = self.classes, self.entropy()
         chance, twice = math.log(many), math.log(1 + (many - 1) / math.e)
-        named = {
-            f"ln {many} = {chance:.4g}: equal shares for all classes": chance,
-            f"ln(1 + {many - 1}/e) = {twice:.4g}: softmax applied twice": twice,
-            f"{entropy:.4g}: the entropy of the labels, as if the input were not known": entropy,
-        }
-        return {name: value for name, value in named.items() if value > 0}
+        known = (
+            (chance, f"ln {many} = {chance:.4g}: equal shares for all classes"),
+            (twice, f"ln(1 + {many - 1}/e) = {twice:.4g}: softmax applied twice"),
+            (entropy, f"{entropy:.4g}: the entropy of the labels, as if the input were not known"),
+        )
+        return next((name for value, name in known if abs(loss - value) <= _NEAR * value > 0), "")
 
 
 def names_of(function: Any) -> tuple[str, str]:
@@ -269,9 +266,9 @@ class ObservedStep:
             dim, module = bound(function, args, kwargs).get("dim"), self.running[-1] if self.running else ""
             if not isinstance(dim, int):  # over which dimension PyTorch normalizes where none is named
                 dim = None if name not in _NORMALIZING else 0 if given[0].dim() in {0, 1, 3} else 1
-            is_dead = _is_dead(name, made[0].detach())
-            self.activations.append(Activation(name, given[0].detach(), dim, here(), module, self.feeder, is_dead))
-            origin = origin._replace(activation=self.activations[-1])
+            activation = Activation(name, given[0].detach(), dim, here(), module, self.feeder, _is_dead(name, made[0].detach()))
+            self.activations.append(activation)
+            origin = origin._replace(activation=activation)
         for one in made if any(origin[:3]) or origin.summed > 1 else ():
             self.origins[id(one)] = one, origin
         if not self.running and name in SUBTRACTIONS and len(given) == 2 and made:  # noqa: PLR2004 - both sides
@@ -305,9 +302,8 @@ class ObservedStep:
         """A backward pass begins from these losses."""
         self.backwards += 1
         self.before_backward = len(self.cuts)
-        for loss in losses:
-            origin = self.origin_of(loss)
-            self.total += float(loss.detach())
+        self.total += sum(float(loss.detach()) for loss in losses)
+        for origin in map(self.origin_of, losses):
             self.used |= origin.sources
             self.lost |= origin.cuts
             self.summed = origin.summed
@@ -319,15 +315,13 @@ class ObservedStep:
         return self.total / whole if self.backwards and whole and math.isfinite(whole) else 1.0
 
     def _rows(self, given: list[Tensor], made: list[Tensor], here: Any) -> None:
-        samples = self.samples
-        if samples is None or samples < 2 or self.same_rows is not None or not self.running or not made:  # noqa: PLR2004
+        samples = self.samples or 0
+        result = made[0].detach() if made and samples > 1 and self.running and self.same_rows is None else None
+        if result is None or result.dim() < 2 or len(result) != samples or not result.is_floating_point():  # noqa: PLR2004 - no samples
             return
-        result = made[0].detach()
-        batched = [one.detach() for one in given if one.dim() and len(one) == samples and not isinstance(one, torch.nn.Parameter)]
-        if result.dim() < 2 or len(result) != samples or not result.is_floating_point() or not batched:  # noqa: PLR2004 - no samples
-            return
-        scale = max((_largest(one) for one in batched if one.is_floating_point()), default=0.0)
-        if _equal_rows(result, scale) and not all(map(_equal_rows, batched)):
+        batched = [each.detach() for each in given if each.dim() and len(each) == samples and not isinstance(each, torch.nn.Parameter)]
+        scale = max((_largest(each) for each in batched if each.is_floating_point()), default=0.0)
+        if not all(map(_equal_rows, batched)) and _equal_rows(result, scale):
             self.same_rows = here(), self.running[-1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.errors import refuse
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.overfit.training.observed_step import (
     NOTHING,
@@ -111,17 +111,11 @@ def _last_quarters(losses: Sequence[float]) -> tuple[float, float]:
 
 
 def _is_low(call: LossCall) -> bool:
-    chance, value = call.chance(), call.value / call.size
-    if not math.isfinite(value):
-        return False
-    excess = value - call.floor()
+    chance, floor = call.chance(), call.floor()
+    excess = call.value / call.size - floor
     if chance is None:
         return abs(excess) <= _SHARE
-    return excess <= min(_SHARE * (chance - call.floor()), _MOST if call.is_classes else math.inf)
-
-
-NO_GOAL = Goal(0.0, 0.0, None, is_known=False)
-"""Before a step has ended."""
+    return -math.inf < excess <= min(_SHARE * (chance - floor), _MOST if call.is_classes else math.inf)
 
 
 @dataclass(eq=False)
@@ -137,7 +131,7 @@ class Training:
     change: TrainingChange = NOTHING
     told: Callable[[list[float]], None] = lambda _: None
     losses: list[float] = field(default_factory=list)
-    goal: Goal = NO_GOAL
+    goal: Goal = Goal(0.0, 0.0, None, is_known=False)
     first: ObservedStep = field(default_factory=ObservedStep)
     last: ObservedStep | None = None
     models: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -369,17 +363,15 @@ class TrainingEvidence:
     """A stalled training."""
 
     def __init__(self, names: Mapping[str, str], base: Training, start: KeptState, samples: int | None, unusual: Mapping[str, str]) -> None:
-        self.names, self.base, self.samples = names, base, samples
+        self.names, self.base, self.start, self.samples = names, base, start, samples
         self.unusual = unusual
         """Modules whose initial weights are unusual, and in which way."""
         groups = [group for optimizer in base.optimizers for group in optimizer.param_groups]
         self.rates = tuple(float(group["lr"]) for group in groups if "lr" in group)
         """Learning rates of all groups, at the start."""
-        self.decays = tuple(float(group["weight_decay"]) for group in groups if "weight_decay" in group)
-        self.optimizers = tuple(start.of_kind(torch.optim.Optimizer))
-        """All that the step can reach."""
-        self.scales = tuple(float(one.get_scale()) for one in start.of_kind(torch.amp.GradScaler) if one.is_enabled())
-        """Of the gradient scalers in use."""
+        self.decay = max((float(group["weight_decay"]) for group in groups if "weight_decay" in group), default=0.0)
+        self.scales = tuple(float(scaler.get_scale()) for scaler in start.of_kind(torch.amp.GradScaler) if scaler.is_enabled())
+        """Of the gradient scalers in use, at the start."""
         self.model, self.optimizer = names.get("model") or next(iter(base.models), "model"), names.get("optimizer", "optimizer")
         """How the user writes them."""
         self.subject = "the batch" if samples is None else f"the {plural(samples, 'sample')}"
@@ -409,12 +401,6 @@ def repeated(step: Callable[[], Any], training: Training) -> None:
 def is_label(name: str) -> bool:
     """Whether an argument of that name is what the model is to learn."""
     return name in LABELS or "label" in name or "target" in name
-
-
-def refuse(is_wrong: object, why: str) -> None:
-    """Raise a `TorchDebugError` where the training cannot be made."""
-    if is_wrong:
-        raise TorchDebugError(why)
 
 
 def refuse_sharded(tensors: Iterable[torch.Tensor]) -> None:

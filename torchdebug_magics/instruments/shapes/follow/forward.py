@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.shapes.follow.stricter import check_strictly
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic, Copies
 from torchdebug_magics.probing.dry_runs.faking import Fakes, ValueFailure
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas, NoFormulas
-from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt, zeros
+from torchdebug_magics.probing.dry_runs.inputs import Inputs, named_tensors, rebuilt
 from torchdebug_magics.probing.dry_runs.untouched import answers, untouched
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard, quiet
@@ -62,17 +62,17 @@ def forward(
     origins = Origins(calls, instead, fakes, forward.__code__, guard)
     check = partial(check_strictly, fakes) if fakes is not None and not symbolic else None
     arithmetic = Arithmetic(calls, formulas, fakes, check, saved=None if symbolic else saved, writes=writes)
-    stand_in, described = (fakes.of, fakes.zeros) if fakes is not None else _for_real(writes)
+    stand_ins = fakes if fakes is not None else Copies(writes)
     error: Exception | None = None
     output, confirmed = None, False
-    given = inputs.made(model, stand_in, described)
+    given = inputs.made(model, stand_ins.of, stand_ins.zeros)
     origins.begin(given.named_values() if given.are_named else {})
     with ExitStack() as stack:
         stack.callback(calls.sweep)
         if trial:
             stack.enter_context(quiet())
         saved.leave_out(model)
-        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_in, writes, guard))
+        stack.enter_context(untouched(model, (inputs.args, inputs.kwargs), stand_ins.of, writes, guard))
         saved.leave_out(model)
         saved.begin(tensor for _, tensor in named_tensors((given.args, given.kwargs)))
         originals = parameters.stand_ins(model)
@@ -120,23 +120,6 @@ def forward(
         notes=tuple(guard.notes),
         suspect=origins.suspects.first,
     )
-
-
-def _for_real(writes: Writes) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]:
-    """Copies of tensors, and real ones for descriptions, into which the forward may write."""
-    copies = Copies()
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        copy = copies.of(tensor)
-        writes.made(copy, tensor)
-        return copy
-
-    def described(*description: Any) -> torch.Tensor:
-        made = zeros(*description)
-        writes.made(made)
-        return made
-
-    return copied, described
 
 
 def is_limit_of_fakes(error: BaseException) -> bool:
