@@ -164,10 +164,11 @@ def _missing_by_mistake(
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
-    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train; not as long as their
-    weights are those that they were made with.
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train; less so if several
+    optimizers share the model, and their weights are those that they were made with.
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
+    held = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
     names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
     for root in facts.roots:
         members = dict(root.named_parameters())
@@ -175,7 +176,8 @@ def _missing_by_mistake(
         is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
-        drawn = set() if is_wanted or not mixed else _as_drawn(root)
+        shares = sum(not members_held.isdisjoint(map(id, members.values())) for members_held in held)
+        drawn = set() if is_wanted or shares < 2 else _as_drawn(root)  # noqa: PLR2004 - one that trains a part alone may be all that is meant
         for name, one in members.items():
             if id(one) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(one) in drawn):
                 yield one
