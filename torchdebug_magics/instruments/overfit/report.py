@@ -91,6 +91,11 @@ class OverfitReport(Finding, Report):
         return self.cut_short == KeyboardInterrupt.__name__
 
     @property
+    def subject(self) -> str:
+        """``8 samples``, or ``the batch``."""
+        return "the batch" if self.samples is None else plural(self.samples, "sample")
+
+    @property
     def loss_change(self) -> str:
         """``loss 1.4 -> 0.02 in 60 steps``."""
         return f"loss {number(self.first_loss)} -> {number(self.last_loss)} in {plural(len(self.losses), 'step')}"
@@ -123,8 +128,7 @@ class OverfitReport(Finding, Report):
         if self.is_stopped:
             return f"Stopped: {self.loss_change}", f" · {self.reason}"
         reason = f" ({self.reason})" if self.passed else f" · {self.reason}"
-        subject = "the batch" if self.samples is None else plural(self.samples, "sample")
-        result = f"The model {'overfits' if self.passed else 'does not overfit'} {subject}: {self.loss_change}"
+        result = f"The model {'overfits' if self.passed else 'does not overfit'} {self.subject}: {self.loss_change}"
         return result, reason if self.reason else ""
 
 
