@@ -76,7 +76,8 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     failed = seen.run.failed
     if failed is not None and (failed.op in ALWAYS_THROUGH or not failed.operands[1:]):
         return None  # nothing comes after it, or stands beside it, that would tell what was meant
-    if seen.run.error is None or raised_at(seen.run.error) != raised_at(error):
+    again, first = raised_at(seen.run.error), raised_at(error)
+    if again is None or first is None or (again.file, again.line) != (first.file, first.line):
         return None
     report = _of_lines(seen, error, layout)
     return report if report.failure is None else replace(report, failure=replace(report.failure, module=None))
