@@ -116,7 +116,7 @@ class ProcessSettings:
 
 def _write(setting: Setting, value: Any) -> None:
     is_same = False
-    with contextlib.suppress(Exception):  # a working folder that is gone cannot be read, and is left all the same
+    with contextlib.suppress(OSError):  # a working folder that is gone cannot be read, and is left all the same
         is_same = setting.read() == value
     if not is_same:
         setting.write(value)

@@ -1262,6 +1262,31 @@ for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
         edits=(("F.relu(h)", "h = F.relu(h)"),),
     ),
     Case(
+        name="another shape that is not kept, and that the step does without",
+        kind="dropped_result",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        h.unsqueeze(1)  #> location
+        return self.last(h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        ops=("unsqueeze",),
+        edits=(("        h.unsqueeze(1)  #> location\n", ""),),
+    ),
+    Case(
         name="pretrained weights whose module is not kept",
         kind="dropped_result",
         text="""\

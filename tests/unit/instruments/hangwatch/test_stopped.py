@@ -117,11 +117,13 @@ NO_DRAW_LEAVES = {
     "of a condition of two parts": (
         "low, high = 5, 8\nn = 0\ntimer.start()\nwhile not (n > low and n < high):\n    n = random.randrange(5)"
     ),
+    "of numbers that are written there": "k = 0\ntimer.start()\nwhile k not in (10, 11):\n    k = int(np.random.randint(10))",
     "of a range of torch": "n = torch.tensor(1)\ntimer.start()\nwhile n < 10:\n    n = torch.randint(0, 10, (1,)).item()",
 }
 A_DRAW_LEAVES = {
     "one is free": "taken = set(range(1, 9))\nitem = 3\ntimer.start()\nwhile item in taken:\n    item = random.randint(1, 9)",
     "at the end of the range": "n = 0\ntimer.start()\nwhile n < 9 or timer:\n    n = random.randint(1, 9)",
+    "of numbers of which one can be drawn": "k = 0\ntimer.start()\nwhile k not in (9, 11):\n    k = int(np.random.randint(10))",
     "of another name": "n, m = 0, 0\ntimer.start()\nwhile n == 0:\n    m = random.randint(1, 9)",
     "what is drawn is not known": "items = (x for x in [1])\nn = 0\ntimer.start()\nwhile n == 0:\n    n = random.choice(range(1))+0",
 }

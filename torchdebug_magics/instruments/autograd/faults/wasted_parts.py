@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
+from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at
@@ -182,9 +184,12 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         # A method of a tensor reads that, too; else it is a module, or a library, that is called.
         is_method = isinstance(call.func, ast.Attribute) and len(tensors) < len(op.reads)
         whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(tensors), None)
-        is_alike = is_method or op.reads[0].shape == op.makes[0].shape
-        if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)) and is_alike and ast.unparse(whole) != "self":
-            yield _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
+        is_alike = op.reads[0].shape == op.makes[0].shape
+        if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)) and (is_method or is_alike) and ast.unparse(whole) != "self":
+            dropped = _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
+            # What comes after the statement has run on the shape as it is.
+            advice = f"keep its result where that shape is wanted, or remove the line: the step runs with {shape(op.reads[0].shape)}"
+            yield dropped if is_alike else replace(dropped, fix=advice, edits=(), fix_state="advice", is_hint=True)
             return
 
 

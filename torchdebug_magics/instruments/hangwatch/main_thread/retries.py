@@ -100,6 +100,8 @@ def _side(node: ast.expr, name: str, value: Any, frame: FrameType) -> Any:
     match node:
         case ast.Name(id) | ast.Call(ast.Attribute(ast.Name(id), "item"), []) | ast.Call(ast.Name("int"), [ast.Name(id)]) if id == name:
             return value
+        case ast.Tuple(parts) | ast.List(parts) | ast.Set(parts):
+            return [_side(part, name, value, frame) for part in parts]
     return MISSING if name in names_in(node) else _plain(value_of(node, frame))
 
 
