@@ -259,10 +259,10 @@ def sequential_at(file: str, place: int, kind: str) -> Iterator[tuple[Location, 
             yield where, call
 
 
-def with_option(call: ast.Call, name: str, value: bool | None) -> ast.Call:
+def with_option(call: ast.Call, name: str, value: bool | str | int | tuple[int, ...] | None) -> ast.Call:
     """The call with that value of an option; without the option for None."""
     others = [keyword for keyword in call.keywords if keyword.arg != name]
-    given = [] if value is None else [ast.keyword(name, ast.Constant(value=value))]
+    given = [] if value is None else [ast.keyword(name, expression(repr(value)))]
     return ast.Call(call.func, call.args, [*others, *given])
 
 

@@ -139,6 +139,13 @@ def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> t
     return source.merged((source.replacing(here[0], text),))
 
 
+def with_variables(old: ast.Call, new: ast.Call) -> ast.Call:
+    """The new call with the options of the old one that are variables: their values have no part in the change."""
+    named = {option.arg for option in new.keywords}
+    kept = [option for option in old.keywords if option.arg not in named and not isinstance(option.value, ast.Constant)]
+    return ast.Call(new.func, new.args, [*new.keywords, *kept]) if kept and called(old) == called(new) else new
+
+
 def statements(file: str) -> Iterator[tuple[Location, ast.stmt]]:
     """The user's statements without a body: of that file, then of the cells, the last one first."""
     for place in dict.fromkeys([file, *(cell.where.file for cell in cells())]):

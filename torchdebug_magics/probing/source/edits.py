@@ -15,7 +15,17 @@ from dataclasses import replace
 from itertools import pairwise, product, takewhile
 from typing import Any, TypeVar
 
-from torchdebug_magics.probing.source.edited_source import HEADS, SIMPLE, Source, cells, made_as, parse_with, running_cell, same
+from torchdebug_magics.probing.source.edited_source import (
+    HEADS,
+    SIMPLE,
+    Source,
+    cells,
+    made_as,
+    parse_with,
+    running_cell,
+    same,
+    with_variables,
+)
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
 from torchdebug_magics.probing.source.syntax import (
     blocks,
@@ -376,10 +386,8 @@ def _as_written(old: ast.stmt, new: ast.stmt, code: str, source: Source) -> str:
     if not isinstance(old, ast.Assign) or not isinstance(new, ast.Assign):
         return code
     value, text = new.value, ast.get_source_segment(code, new.value) or ""
-    if _makes_the_same(old, new) and isinstance(value, ast.Call) and isinstance(old.value, ast.Call):
-        named = {option.arg for option in value.keywords}
-        kept = [option for option in old.value.keywords if option.arg not in named and not isinstance(option.value, ast.Constant)]
-        text = ast.unparse(ast.Call(value.func, value.args, [*value.keywords, *kept])) if kept else text
+    if isinstance(value, ast.Call) and isinstance(old.value, ast.Call) and (call := with_variables(old.value, value)) is not value:
+        text = ast.unparse(call)
     return "".join(f"{source.text(target)} = " for target in old.targets) + text
 
 

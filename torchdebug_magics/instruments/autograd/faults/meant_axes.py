@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
@@ -144,18 +144,14 @@ def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str,
     if names:
         here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
         made = here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) in names]
-        return 'use `reduction="none"`', _with_keyword(made, "reduction", ast.Constant("none")) if elements == wanted else ()
+        return 'use `reduction="none"`', _with_option(made, "reduction", "none") if elements == wanted else ()
     dims = [-1 - place for place in reversed(range(len(elements) - len(_without_ones(wanted))))]
     written = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
     if not dims:
         return f"leave out this `{reduction.name}`", _left_out(where, written) if fits else ()
-    value: ast.expr = ast.Tuple([ast.Constant(dim) for dim in dims], ast.Load())
-    if len(dims) == 1:
-        value = ast.UnaryOp(ast.USub(), ast.Constant(1))
-    fix = (
-        f"`{reduction.name}` over the last {'dimension' if len(dims) == 1 else f'{len(dims)} dimensions'} alone: `dim={ast.unparse(value)}`"
-    )
-    return fix, _with_keyword([(where, call) for call in written], "dim", value) if fits else ()
+    value = dims[0] if len(dims) == 1 else tuple(dims)
+    fix = f"`{reduction.name}` over the last {'dimension' if len(dims) == 1 else f'{len(dims)} dimensions'} alone: `dim={value}`"
+    return fix, _with_option([(where, call) for call in written], "dim", value) if fits else ()
 
 
 def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:
@@ -168,12 +164,9 @@ def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ..
     return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
 
 
-def _with_keyword(made: list[tuple[Location | None, ast.Call]], name: str, value: ast.expr) -> tuple[Edit, ...]:
-    if len(made) != 1:
-        return ()
-    where, call = made[0]
-    others = [keyword for keyword in call.keywords if keyword.arg != name]
-    return exchanging(where, call, ast.Call(call.func, call.args, [*others, ast.keyword(name, value)]))
+def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
+    """The edit of the only call."""
+    return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
 
 
 def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -11,8 +11,8 @@ import torch
 from torchdebug_magics.instruments.shapes.repair.edit import Repair
 from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.probing.source.call_sites import attribute_assignment
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same
-from torchdebug_magics.probing.source.syntax import called, exchanged, parsed, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
+from torchdebug_magics.probing.source.syntax import exchanged, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
@@ -118,14 +118,5 @@ def _made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module], fil
         else:
             made = made_as(file, name, type(module).__name__)
             place, old = made[0] if len(made) == 1 and not holder else (None, value)
-        changes += [] if place is None else [(place, old, _with_variables(old, value))]
+        changes += [] if place is None else [(place, old, with_variables(old, value))]
     return changes if len(changes) == len(lines) else []
-
-
-def _with_variables(old: ast.Call, new: ast.Call) -> ast.Call:
-    """The new call with the options of the old one that are variables: their values have no part in the change."""
-    if called(old) != called(new):
-        return new
-    named = {option.arg for option in new.keywords}
-    kept = [option for option in old.keywords if option.arg not in named and not isinstance(option.value, ast.Constant)]
-    return ast.Call(old.func, new.args, [*new.keywords, *kept])
