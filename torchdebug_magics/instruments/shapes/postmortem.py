@@ -19,6 +19,7 @@ import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
+from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
@@ -42,6 +43,16 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
+    report = None if drops_result(error) else _explained(error, layout)
+    if report is not None and report.fix:
+        return report
+    meant = meant_value(error)
+    report = report if report is not None or meant is not None else _explained(error, layout)
+    return report if meant is None else ShapesReport(failure=meant, layout=layout)
+
+
+def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
+    """The report on what a call of torch's refused."""
     known = gpu_assertion(error) or fractional_size(error) or unfinished_class(error) or left_on_cpu(error)
     called = outermost_call(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:

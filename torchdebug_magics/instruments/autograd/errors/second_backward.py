@@ -107,8 +107,10 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
         leaves = {id(node.variable) for node in upstream([value.grad_fn]) if hasattr(node, "variable")}
         trained = {id(parameter) for optimizer in live(torch.optim.Optimizer) for parameter in parameters_of(optimizer)}
         again, why = f"compute `{name}` inside the loop, before each backward()", "the first backward() has freed the graph behind it"
-        if leaves & trained:
-            return raised.finding(f"`{name}` was computed once, before the loop, from what is trained", again, tensor=name, explanation=why)
+        if leaves & trained or not trained:
+            edits = _made_in_loop(raised, _last_bound(name, loop_file, loop))
+            headline = f"`{name}` was computed once, before the loop, from what is trained"
+            return raised.finding(headline, "", fix=again, edits=edits, tensor=name, explanation=why)
         where = _last_bound(name, loop_file, loop)
         tree = tree_of(where.file) if where is not None else None
         source = None if where is None or tree is None else Source(where, tree)

@@ -45,7 +45,11 @@ def unequal_samples(error: BaseException) -> Failure | None:
     samples = collating.f_locals.get("batch")
     fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
     indices: Any = fetching.f_locals.get("possibly_batched_index") if fetching is not None else None
-    if not isinstance(samples, list) or (part := unequal(samples)) is None:
+    if not isinstance(samples, list):
+        return None
+    if (refused := _no_numbers(error, samples, indices)) is not None:
+        return refused
+    if (part := unequal(samples)) is None:
         return None
     which = f"`{part.of}` of " if part.path else ""
     shapes = [shape(sizes) or "a scalar" for sizes in part.shapes[:_SHOWN]]
@@ -54,6 +58,24 @@ def unequal_samples(error: BaseException) -> Failure | None:
     first = f": `dataset[{indices[at]}]` is the first that differs" if is_known else ""
     sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{first}"
     return refusal(error, sentence, op="stack", sizes=part.shapes[:_SHOWN], fixes=other_batches(samples, part, frames))
+
+
+def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failure | None:
+    """A sample that is None, or a part of all samples that torch makes no batch of; None where there is none."""
+    missing = [at for at, sample in enumerate(samples) if sample is None]
+    if missing:
+        which = f"`dataset[{indices[missing[0]]}]`" if isinstance(indices, list) and len(indices) == len(samples) else "a sample"
+        code = "collate_fn=lambda batch: default_collate([sample for sample in batch if sample is not None])"
+        fixes = [Fix(code=code, verified=len(missing) < len(samples), why="leaves such samples out")]
+        return refusal(error, f"{which} is None: the dataset's `__getitem__` returned nothing", op="stack", fixes=fixes)
+    for part in _parts((), samples):
+        value = part.values[0]
+        if hasattr(value, "getbands") and hasattr(value, "mode"):
+            where = f"`{part.of}`" if part.path else "each sample"
+            words = "turn it into a tensor in the dataset: `torchvision.transforms.functional.to_tensor(image)`"
+            sentence = f"{where} is a PIL image, and a batch is made of tensors, arrays and numbers"
+            return refusal(error, sentence, op="stack", fixes=[Fix(code=words, verified=False)])
+    return None
 
 
 def _of_worker(error: BaseException) -> Failure | None:

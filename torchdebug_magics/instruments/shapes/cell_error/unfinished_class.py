@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import gc
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,13 +15,15 @@ import torch
 
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
+from torchdebug_magics.probing.source.call_sites import function_node, value_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, same
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, statement_at, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, own_nodes, statement_at, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import Edit, Location
 
 _ALIKE = 0.75
 """Likeness of two names of which one is the other, mistyped."""
+_TOO_MANY = re.compile(r"(\w+)\.(\w+)\(\) takes (\d+) positional arguments? but (\d+) (?:was|were) given")
 _SUPER = "super().__init__()"
 
 
@@ -28,6 +32,13 @@ def unfinished_class(error: BaseException) -> Failure | None:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None
+    return (
+        _lacking(error, frames) or _returning_nothing(error, frames) or _given_to_class(error, frames) or _made_with_tensor(error, frames)
+    )
+
+
+def _lacking(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
+    """A method, the call of another one, or a parameter that the class has not."""
     owner, message = frames[-1][0].f_locals.get("self"), str(error)
     if 'is missing the required "forward"' in message and owner is not None and not type(owner).__module__.startswith("torch."):
         return _without_forward(error, type(owner))
@@ -41,7 +52,94 @@ def unfinished_class(error: BaseException) -> Failure | None:
         kinds = [kind for kind in map(type, sets) if not hasattr(kind, "__len__") and f"'{kind.__name__}'" in message]
         sentence = f"`{kinds[-1].__name__}` has no `__len__`, which a DataLoader asks" if kinds else ""
         return _of_class(error, kinds[-1], sentence, _with_len) if kinds else None
-    return _given_to_class(error, frames)
+    if isinstance(error, TypeError) and (match := _TOO_MANY.search(message)) is not None and int(match[4]) == int(match[3]) + 1:
+        return _without_self(error, match[1], match[2])
+    return None
+
+
+def _without_self(error: BaseException, kind: str, method_name: str) -> Failure | None:
+    """A method whose first parameter is not the instance."""
+
+    def with_self(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
+        function = next((each for each in nodes(ast.FunctionDef, node) if each.name == method_name), None)
+        first = function.args.args[0].arg if function is not None and function.args.args else ""
+        if function is None or first in {"self", "cls"} or function.decorator_list:
+            return None
+        lines = source.text(node, whole=True).split("\n")
+        at = function.lineno - node.lineno
+        lines[at] = lines[at].replace(f"{method_name}({first}", f"{method_name}(self{', ' if first else ''}{first}", 1)
+        return "\n".join(lines), function
+
+    owner = next(
+        (
+            type(each)
+            for each in gc.get_objects()
+            if type(each).__name__ == kind and isinstance(each, (torch.nn.Module, torch.utils.data.Dataset))
+        ),
+        None,
+    )
+    return (
+        None
+        if owner is None
+        else _of_class(error, owner, f"`{kind}.{method_name}` has no parameter `self`, which Python passes first", with_self)
+    )
+
+
+def _returning_nothing(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
+    kind = _returns_nothing(frames) if isinstance(error, (AttributeError, TypeError)) else None
+    return None if kind is None else _of_class(error, kind, f"`{kind.__name__}.forward` returns nothing: it has no `return`", _with_return)
+
+
+def _returns_nothing(frames: list[tuple[FrameType, int]]) -> type | None:
+    """The class of a module that the failing line calls and whose `forward` has no `return`."""
+    own = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
+    if not own:
+        return None
+    frame, line = own[-1]
+    statement = statement_at(tree_of(frame.f_code.co_filename), line)
+    read = {node.id for node in nodes(ast.Name, statement) if value_of(node, frame) is None}
+    tree = function_node(frame.f_code)
+    made = [node.value for node in nodes(ast.Assign, tree) if read & set(map(dotted, node.targets))]
+    for call in nodes(ast.Call, statement, *made):
+        module = value_of(call.func, frame)
+        forward = getattr(type(module), "forward", None) if isinstance(module, torch.nn.Module) else None
+        if isinstance(forward, FunctionType) and is_user_code(forward.__code__):
+            returns = [node for node in own_nodes(function_node(forward.__code__)) if isinstance(node, (ast.Return, ast.Yield, ast.Raise))]
+            if not returns:
+                return type(module)
+    return None
+
+
+def _with_return(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
+    function = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "forward"), None)
+    last = function.body[-1] if function is not None else None
+    if function is None or not isinstance(last, (ast.Assign, ast.Expr)) or last.lineno == function.lineno:
+        return None
+    lines = source.text(node, whole=True).split("\n")
+    indent = " " * (last.col_offset - node.col_offset)
+    if isinstance(last, ast.Expr):
+        lines[last.lineno - node.lineno] = f"{indent}return {lines[last.lineno - node.lineno].strip()}"
+    else:
+        lines.insert((last.end_lineno or 0) - node.lineno + 1, f"{indent}return {ast.unparse(last.targets[0])}")
+    return "\n".join(lines), function
+
+
+def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
+    """A module in the place of its output: ``nn.ReLU(x)``, of which the tensor has become an option."""
+    frame, line = next(((frame, line) for frame, line in reversed(frames) if is_user_code(frame.f_code)), (None, 0))
+    if frame is None or not isinstance(error, (AttributeError, TypeError)):
+        return None
+    names = nodes(ast.Name, statement_at(tree_of(frame.f_code.co_filename), line))
+    modules = [value for name in names if isinstance(value := value_of(name, frame), torch.nn.Module)]
+    made = [module for module in modules if any(isinstance(value, torch.Tensor) for value in vars(module).values())]
+    for module in made:
+        kind = type(module).__name__
+        for source in cells():
+            for call in nodes(ast.Call, source.tree):
+                statement = statement_at(source.tree, call.lineno)
+                if called(call) == kind and call.args and statement is not None and not isinstance(call.func, ast.Call):
+                    return _instance_called(error, source, statement, call, call, frame.f_code.co_name)
+    return None
 
 
 def _without_forward(error: BaseException, kind: type) -> Failure:
@@ -132,11 +230,19 @@ def _given_to_class(error: BaseException, frames: list[tuple[FrameType, int]]) -
             part = old if old is not None else getattr(statement, "value", None)
             if not isinstance(part, ast.expr):
                 continue
-            new = ast.Call(ast.Call(call.func, [], []), call.args, call.keywords) if old is not None else ast.Call(part, [], [])
-            text = ast.unparse(exchanged(statement, lambda node, part=part, new=new: new if same(node, part) else None))  # type: ignore[misc]
-            sentence = f"`{ast.unparse(call.func)}` is a class, and is given tensors as its options: make an instance, then call that"
-            return _failure(error, sentence, location(file, statement.lineno, frame.f_code.co_name), (source.replacing(statement, text),))
+            return _instance_called(error, source, statement, call, part, frame.f_code.co_name, is_named=old is None)
     return None
+
+
+def _instance_called(
+    error: BaseException, source: Source, statement: ast.stmt, call: ast.Call, part: ast.expr, function: str, *, is_named: bool = False
+) -> Failure:
+    """``nn.ReLU()(x)`` for ``nn.ReLU(x)``; with `is_named` an instance for the class where a variable is given it."""
+    new = ast.Call(part, [], []) if is_named else ast.Call(ast.Call(call.func, [], []), call.args, call.keywords)
+    text = ast.unparse(exchanged(statement, lambda node: new if same(node, part) else None))
+    sentence = f"`{ast.unparse(call.func)}` is a class, and is given tensors as its options: make an instance, then call that"
+    where = location(source.where.file, statement.lineno, function)
+    return _failure(error, sentence, where, (source.replacing(statement, text),))
 
 
 def _calls_of(kind: type, frame: FrameType, line: int) -> Iterator[tuple[ast.Call, str]]:

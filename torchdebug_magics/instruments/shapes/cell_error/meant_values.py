@@ -1,0 +1,114 @@
+"""A value that was meant to be another: a method that is not called, a list of tensors for a tensor, a loader for its iterator.
+
+The statement that raised, and the rest of its block, run with one change after the other; what raises nothing is the answer. What a value
+may become is a matter of its type: hardly ever is the text of the error read.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType, TracebackType
+
+from torchdebug_magics.errors import TorchDebugError
+from torchdebug_magics.instruments.shapes.cell_error.changes import Change, Changes
+from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.instruments.shapes.report import Failure, Fix
+from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.edited_source import HEADS, Source, same
+from torchdebug_magics.probing.source.syntax import statement_at, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.what_follows import FailedBlock, Outcome
+from torchdebug_magics.report import Edit
+
+_MOST_TRIALS = 60
+_LEFT_TO_OTHERS = (
+    "require grad",
+    "requires grad",
+    "gradient",
+    "backward",
+    "in-place",
+    "inplace",
+    "out of memory",
+    "DataLoader worker",
+    "device-side assert",
+)
+"""What errors say that are the subject of another instrument, or of another part of this one."""
+
+
+def meant_value(error: BaseException) -> Failure | None:
+    """The change with which the statement that raised, and what follows it, run; None where there is none."""
+    is_of_others = isinstance(error, RuntimeError) and any(words in str(error) for words in _LEFT_TO_OTHERS)
+    if isinstance(error, (TorchDebugError, MemoryError)) or is_of_others:
+        return None
+    trace = _innermost(error)
+    if trace is None:
+        return None
+    frame = trace.tb_frame
+    block = FailedBlock(frame, trace.tb_lineno, Guard())
+    failing = site_at(frame.f_code, trace.tb_lineno, trace.tb_lasti).expression
+    if not isinstance(failing, ast.expr) or isinstance(getattr(failing, "ctx", None), ast.Store):
+        wholes = (getattr(block.statement, name, None) for name in ("iter", "test", "value"))
+        failing = next((whole for whole in wholes if isinstance(whole, ast.expr)), None)
+    if block.statement is None or failing is None:
+        return None
+    try:
+        with block.opened():
+            best = _best(error, block, failing)
+    except Irrevocable:
+        return None
+    return None if best is None else _failure(error, frame, block.statement, *best)
+
+
+def drops_result(error: BaseException) -> bool:
+    """Whether the statement that raised would only have computed what nothing reads: that it runs does not tell that it is right."""
+    trace = _innermost(error)
+    statement = None if trace is None else statement_at(tree_of(trace.tb_frame.f_code.co_filename), trace.tb_lineno)
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.BinOp)
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    """Of the user's code."""
+    trace, own = error.__traceback__, None
+    while trace is not None:
+        own = trace if is_user_code(trace.tb_frame.f_code) else own
+        trace = trace.tb_next
+    return own
+
+
+def _best(error: BaseException, block: FailedBlock, failing: ast.expr) -> tuple[Change, Outcome] | None:
+    """The first change with which the whole block goes on, else the first with which the statement passes."""
+    passing: tuple[Change, Outcome] | None = None
+    for change in itertools.islice(Changes(error, block, failing), _MOST_TRIALS):
+        above = ast.parse(change.above).body
+        outcome = block.run(*above, change.statement) if change.may_run else Outcome(error, has_passed=True)
+        if outcome.has_passed and outcome.error is None:
+            return change, outcome
+        if outcome.has_passed and passing is None:
+            passing = change, outcome
+    return passing
+
+
+def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change: Change, outcome: Outcome) -> Failure:
+    file = frame.f_code.co_filename
+    tree = tree_of(file)
+    assert tree is not None
+    where = location(file, change.old.lineno if change.remade is None else change.remade[0].lineno, frame.f_code.co_name)
+    edits = tuple(_edits(Source(where, tree), statement, change))
+    fix = Fix(code=edits[0].new if edits else ast.unparse(change.new), verified=bool(edits) and outcome.error is None, changes=edits)
+    return replace(refusal(error, change.sentence, fixes=[fix]), location=where)
+
+
+def _edits(source: Source, statement: ast.stmt, change: Change) -> Iterator[Edit]:
+    if change.remade is not None:
+        yield source.replacing(*change.remade)
+        return
+    if change.above:
+        yield source.before(statement, change.above)
+    if not same(statement, change.statement):
+        text = ast.unparse(change.statement)
+        yield source.replacing(statement, text.partition("\n")[0] if isinstance(statement, HEADS) else text)
