@@ -15,7 +15,7 @@ from typing import Any
 
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
-from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node
 from torchdebug_magics.probing.source.syntax import copied, lists_around, names_in, nodes, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, local_values
 from torchdebug_magics.probing.state.snapshot import KeptState
@@ -107,6 +107,14 @@ class FailedBlock:
             return replace(outcome, has_passed=outcome.error is None)
         outcome = self._execute([*body, *map(copied, self._rest)], lambda: marks.append(None))
         return replace(outcome, has_passed=bool(marks))
+
+    def after_rounds(self, loop: ast.While, rounds: int, node: ast.expr) -> Any:
+        """What an expression gives after more rounds of a loop, which is the statement; `MISSING` where one of them leaves it."""
+        made: list[Any] = []
+        shown = ast.Expr(ast.Call(ast.Name(_OWN[1], ast.Load()), [node], []))
+        turns = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(rounds)], [])
+        outcome = self._execute([ast.For(ast.Name("_", ast.Store()), turns, [copied(each) for each in loop.body], [shown])], made.append)
+        return made[0] if made and outcome.error is None else MISSING
 
     def _execute(self, body: list[ast.stmt], passed: Callable[..., object]) -> Outcome:
         space, given = self.frame.f_globals, {_OWN[1]: passed}

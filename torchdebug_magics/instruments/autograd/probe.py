@@ -203,10 +203,11 @@ class AutogradProbe:
         return [root for root in roots.values() if not is_compiled(root) and unwrapped(root) is root and not fast_path_parts([root])]
 
     def _evaluated(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
-        """A model that trains is called without gradients: the first such call is recorded, and each one in training mode."""
-        calls, key = self._recorder.root_calls, (id(module), False, module.training)
-        is_news = key not in calls or (module.training and calls[key].modes)
-        if is_news and not torch.is_grad_enabled() and not is_being_compiled() and not self._depth and not self._recorder.is_on:
+        """A model that trains is called without gradients or in eval mode: the first such call is recorded, and each in training mode."""
+        has_graph = torch.is_grad_enabled()
+        calls, key = self._recorder.root_calls, (id(module), has_graph, module.training)
+        is_news = not (has_graph and module.training) and (key not in calls or (module.training and calls[key].modes))
+        if is_news and not is_being_compiled() and not self._depth and not self._recorder.is_on:
             self._sees_evaluation = True
             self._guard.run("the look at an evaluation", self._recorder.on, [module])
 

@@ -1156,4 +1156,29 @@ accuracy(train_loader), accuracy(val_loader)
 fit(DataLoader(ConcatDataset([train, val]), batch_size=8))
 """,
     ),
+    Program(
+        "a sum of terms inside the model, weights divided by their norm, and the value of a single column",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.gate = nn.Linear(4, 3), nn.Linear(4, 2)
+        self.penalty = torch.zeros(())
+
+    def forward(self, x):
+        gate = self.gate(x).softmax(-1)
+        self.penalty = (gate.mean(0) - 0.5).square().sum() + gate.square().mean()
+        weight = self.fc.weight / self.fc.weight.norm()
+        out = F.linear(x, weight, self.fc.bias)
+        best = out[:, :1].max(dim=1)[0]
+        return out - out.mean(dim=1, keepdim=True) + best.unsqueeze(1)
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
+    loss = F.cross_entropy(net(x), y) + 0.01 * net.penalty
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

@@ -265,6 +265,29 @@ for x, y in [(torch.randn(4, 8, 3), torch.randint(3, (4,))) for _ in range(3)]:
         edits=(("out.view(x.size(0), -1)", "out.transpose(0, 1).reshape(x.size(0), -1)"),),
     ),
     Case(
+        name="the mean of the advantages over all samples",
+        kind="leaking_batch",
+        text="""\
+class Dueling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.value, self.advantage = nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        value, advantage = self.value(x), self.advantage(x)
+        return value + advantage - advantage.mean()  #> location
+
+net = Dueling()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("advantage.mean()", "advantage.mean(dim=1, keepdim=True)"),),
+    ),
+    Case(
         name="the positional encoding counts the samples of the batch",
         kind="leaking_batch",
         text="""\

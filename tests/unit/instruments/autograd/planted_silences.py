@@ -1695,6 +1695,39 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
         edits=(("net.head.requires_grad = False", "net.head.requires_grad_(False)"),),
     ),
     Case(
+        name="the place of the largest score of one, in an evaluation with gradients after many steps",
+        kind="compared_scores",
+        text="""\
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(30)]:
+        net.train()
+        opt.zero_grad()
+        F.binary_cross_entropy_with_logits(net(x), y).backward()
+        opt.step()
+    net.eval()
+    _, best = torch.max(net(x).data, 1)  #> location
+    hits = (best == y[:, 0]).sum()
+""",
+        edits=(("_, best = torch.max(net(x).data, 1)", "best = (net(x).data > 0).long().squeeze(-1)"),),
+    ),
+    Case(
+        name="the place of the largest probability of one",
+        kind="compared_scores",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(3)]:
+    out = net(x)
+    opt.zero_grad()
+    F.binary_cross_entropy(out, y).backward()
+    opt.step()
+    hits = (out.argmax(dim=1) == y[:, 0]).sum()  #> location
+""",
+        edits=(("out.argmax(dim=1)", "(out > 0.5).long().squeeze(-1)"),),
+    ),
+    Case(
         name="the largest scores compared with the classes",
         kind="compared_scores",
         text="""\

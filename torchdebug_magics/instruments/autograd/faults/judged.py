@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
-from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_row_for_all
+from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_column, one_row_for_all
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
@@ -368,7 +368,7 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, moved_axes, one_row_for_all, early_reductions, accidental_broadcast, _shared_memory, nothing_reached, wrong_order,
     wrong_tensors, frozen_in_vain, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, compared_scores, trained_in_eval_mode, evaluated_in_training_mode,
+    stopped_gradients, constant_gradients, misfit_losses, compared_scores, one_column, trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, unused_weights,
 )  # fmt: skip

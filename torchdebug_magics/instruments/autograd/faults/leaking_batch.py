@@ -18,12 +18,15 @@ from torchdebug_magics.probing.source.edited_source import calls, exchanging, sa
 from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, parsed
 from torchdebug_magics.report import Edit, Location
 
-_IMAGE_DIMENSIONS = 4
+_IMAGE_DIMENSIONS, _TABLE_DIMENSIONS = 4, 2
 
 
 _LAYS_OUT = frozenset(
     {"view", "_unsafe_view", "expand", "clone", "transpose", "permute", "unsqueeze", "native_dropout", "unbind", "select"}
 )
+_REDUCTIONS = frozenset({"mean", "sum", "max", "min", "amax", "amin", "std", "var", "norm", "linalg_vector_norm"})
+_SCALES = frozenset({"sub", "div", "sub_", "div_"})
+"""How a number that is taken of values is set against them."""
 _PRODUCTS = frozenset({"mul", "mm", "bmm", "baddbmm", "addmm", "dot", "mv"})
 
 
@@ -74,6 +77,9 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
     if "softmax" in op.name:
         where, edits = op.where, ()
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
+    elif op.name in _REDUCTIONS:
+        where, name = op.where, op.name.removeprefix("linalg_vector_")
+        headline, fix, edits = f"`{name}` reduces the samples of the batch with their values", *_of_each_sample(mixing)
     return finding(
         "leaking_batch",
         headline,
@@ -84,7 +90,22 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
         op=op.name.strip("_"),
         module=op.module,
         explanation="the output for one sample depends on the other samples of its batch, also at inference",
+        is_hint=op.name in _REDUCTIONS,
     )
+
+
+def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
+    """The reduction along all dimensions but that of the samples."""
+    op, many = mixing.op, len(mixing.op.reads[0].shape)
+    dims = "1" if many == _TABLE_DIMENSIONS else f"({', '.join(map(str, range(1, many)))})"
+    options = [ast.keyword("dim", expression(dims)), ast.keyword("keepdim", ast.Constant(value=True))]
+    written = [
+        call for call in nodes(ast.Call, statement_at(op.where)) if called(call).lstrip("a") == op.name.removeprefix("linalg_vector_")
+    ]
+    if len(written) != 1 or written[0].keywords or op.name in {"max", "min"}:
+        return f"reduce along dim={dims} with keepdim=True", ()
+    new = ast.Call(written[0].func, written[0].args, options)
+    return f"`{ast.unparse(new)}`", exchanging(op.where, written[0], new)
 
 
 def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
@@ -141,6 +162,8 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     if op.name in {"_softmax", "_log_softmax"}:
         consumers = recorder.tape.consumers().get(op.index, ())
         return bool(op.root) and not any(consumer.name.startswith("nll_loss") for consumer in consumers)  # the loss itself, or a part of it
+    if op.name in _REDUCTIONS:
+        return bool(op.root) and op.makes[0].shape == () and _is_set_against_rows(recorder, op)
     part = next(reversed(_parts_around(recorder, op)), None)
     if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
         return False
@@ -148,6 +171,16 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     if isinstance(part, torch.nn.RNNBase):
         return shape[-2] > 1  # else a single sequence, which has no batch
     return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
+
+
+def _is_set_against_rows(recorder: GraphRecorder, op: RecordedOp) -> bool:
+    """Whether the number is subtracted from, or divides, values of each sample, in the same model."""
+    rows = op.reads[0].shape[:1]
+    for consumer in recorder.tape.consumers().get(op.index, ()):
+        others = [use.shape for use in consumer.reads if len(use.shape) > 1 and use.shape[:1] == rows]
+        if consumer.root == op.root and consumer.name in _SCALES and others and len(op.reads[0].shape) > 1:
+            return True
+    return False
 
 
 def _only_normalises(recorder: GraphRecorder, op: RecordedOp) -> bool:

@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.moved_axes import MovedAxis
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, expression, last_name, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
@@ -167,6 +167,66 @@ def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ..
 def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
     """The edit of the only call."""
     return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
+
+
+def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The place of the largest score of one: 0 for each sample, whatever the model says."""
+    has_logits = any(op.name == "binary_cross_entropy_with_logits" for op in facts.tape.ops)
+    for op in facts.tape.ops:
+        if op.name not in {"argmax", "max"} or not op.reads or not op.makes:
+            continue
+        scores, place = op.reads[0].shape, op.makes[0].shape
+        statement = statement_at(op.where)
+        call = next((node for node in nodes(ast.Call, statement) if called(node) == op.name), None)
+        is_column = len(scores) > 1 and scores[-1] == 1 and math.prod(scores) == math.prod(place) > 1
+        if call is None or not is_column or (op.name == "max" and (len(op.makes) == 1 or not _takes_places(statement, call))):
+            continue
+        maker = op.parents[0] if op.parents else None
+        while maker is not None and maker.name in {"detach", "alias", "view", "_to_copy"}:
+            maker = maker.parents[0] if maker.parents else None
+        threshold = 0.5 if maker is not None and maker.name == "sigmoid" else 0 if has_logits else None
+        yield finding(
+            "compared_scores",
+            f"`{op.name}` of one score in a sample gives place 0: the same class for all",
+            op.where,
+            "compare the score with a threshold"
+            if threshold is None
+            else f"compare the score with {threshold}, in place of `{ast.unparse(call)}`",
+            edits=() if threshold is None else _thresholded(op, statement, call, threshold, keeps=place == scores),
+            op=op.name,
+            explanation=f"the scores are {shape(scores)}: one for each sample, which is above the threshold or not",
+        )
+        return
+
+
+def _takes_places(statement: ast.stmt | None, call: ast.Call) -> bool:
+    """Whether the second result of `max` is what is read."""
+    match statement:
+        case ast.Assign([ast.Tuple([ast.Name("_"), _])], value) if value is call:
+            return True
+    owners = [node for node in nodes((ast.Subscript, ast.Attribute), statement) if node.value is call]
+    return any(ast.unparse(node).endswith(("[1]", "[-1]", ".indices")) for node in owners)
+
+
+def _thresholded(op: RecordedOp, statement: ast.stmt | None, call: ast.Call, threshold: float, *, keeps: bool) -> tuple[Edit, ...]:
+    """The comparison in the place of the call and of what takes its second result."""
+    scores = (
+        call.func.value
+        if isinstance(call.func, ast.Attribute) and dotted(call.func.value) != "torch"
+        else call.args[0]
+        if call.args
+        else None
+    )
+    if scores is None or op.where is None:
+        return ()
+    new = expression(f"({ast.unparse(scores)} > {threshold}).long()" + ("" if keeps else ".squeeze(-1)"))
+    match statement:
+        case ast.Assign([ast.Tuple([ast.Name("_"), name])], value) if value is call:
+            tree = tree_of(op.where.file)
+            source = None if tree is None else Source(op.where, tree)
+            return () if source is None else (source.replacing(statement, f"{ast.unparse(name)} = {ast.unparse(new)}"),)
+    owner = next((node for node in nodes((ast.Subscript, ast.Attribute), statement) if node.value is call), None)
+    return exchanging(op.where, owner if owner is not None and op.name == "max" else call, new)
 
 
 def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:

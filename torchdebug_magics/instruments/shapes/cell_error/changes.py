@@ -67,7 +67,7 @@ class Changes:
             yield from self._named(self._error.name or "")
             return
         match self._statement:
-            case ast.Expr(ast.BinOp(ast.Name() as left, _, right)):
+            case ast.Expr(ast.BinOp(ast.Name() as left, _, right) as whole) if is_difference(whole):
                 text = ast.Assign([ast.Name(left.id, ast.Store())], right, lineno=self._statement.lineno)
                 sentence = f"the result of `{ast.unparse(self._statement)}` is dropped: no `=` gives it to a variable"
                 yield Change(text, self._statement.value, right, sentence)
@@ -302,6 +302,11 @@ class Changes:
 
     def _remade(self, maker: ast.stmt, part: ast.expr, text: str, sentence: str) -> Change:
         return Change(self._statement, part, part, sentence, text, (maker, text))
+
+
+def is_difference(node: ast.expr) -> bool:
+    """``x - f(x)``, which is ``x = f(x)`` but for one sign."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Name)
 
 
 def _written(code: str, part: ast.expr) -> ast.expr:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instruments.shapes.cell_error.changes import Change, Changes
+from torchdebug_magics.instruments.shapes.cell_error.changes import Change, Changes, is_difference
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
@@ -67,8 +67,10 @@ def meant_value(error: BaseException) -> Failure | None:
 def drops_result(error: BaseException) -> bool:
     """Whether the statement that raised would only have computed what nothing reads: that it runs does not tell that it is right."""
     trace = _innermost(error)
-    statement = None if trace is None else statement_at(tree_of(trace.tb_frame.f_code.co_filename), trace.tb_lineno)
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.BinOp)
+    tree = None if trace is None else tree_of(trace.tb_frame.f_code.co_filename)
+    statement = None if trace is None else statement_at(tree, trace.tb_lineno)
+    is_shown = tree is not None and statement in tree.body[-1:]  # as the last line of a cell
+    return isinstance(statement, ast.Expr) and is_difference(statement.value) and not is_shown
 
 
 def _innermost(error: BaseException) -> TracebackType | None:

@@ -1,0 +1,91 @@
+"""A loop of which more rounds change nothing that its condition asks: they are run from where it was stopped, and undone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.call_sites import MISSING
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.syntax import Loop, bound_inside, copied, expression, read_names, tree_of
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.what_follows import FailedBlock
+
+_ROUNDS = 20
+
+
+def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
+    """The innermost ``while`` whose condition is as it was after twenty more rounds; None where a round may end it, or cannot be undone."""
+    loop = loops[-1] if loops else None
+    tree = tree_of(frame.f_code.co_filename)
+    if not isinstance(loop, ast.While) or isinstance(loop.test, ast.Constant) or tree is None:
+        return None
+    block = FailedBlock(frame, loop.lineno, Guard())
+    if block.statement is not loop:
+        return None
+    asked = _operands(loop.test)
+    try:
+        with block.opened():
+            before, after = block.value(_tuple(asked)), block.after_rounds(loop, _ROUNDS, _tuple(asked))
+            if after is MISSING or not all(map(_is_same, before, after)):
+                return None
+            guarded = next(
+                (each for each in _guarded(loop, block.names) if (outcome := block.run(each)).has_passed and outcome.error is None), None
+            )
+    except (Irrevocable, Exception):  # noqa: BLE001 - a round that cannot be undone, or that raises
+        return None
+    text, values = ast.unparse(loop.test), zip(map(ast.unparse, asked), before, strict=True)
+    where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
+    source = Source(where, tree)
+    new = "" if guarded is None else f"while {ast.unparse(guarded.test)}:"
+    return HangFinding(
+        state="stuck",
+        cause="infinite_loop",
+        headline=f"`while {text}` never ends: {_ROUNDS} more rounds change nothing of that",
+        location=where,
+        fix=f"`{new}`" if new else f"change `{ast.unparse(asked[0])}` inside the loop",
+        fix_state="verified" if new else "advice",
+        edits=(source.replacing(loop, new),) if new else (),
+        reason=f"when it was stopped: {', '.join(f'{part} = {value}' for part, value in values if type(value) in {int, float})}",
+    )
+
+
+def _operands(test: ast.expr) -> list[ast.expr]:
+    """What a condition compares, or asks the truth of."""
+    match test:
+        case ast.BoolOp(_, values):
+            return [operand for value in values for operand in _operands(value)]
+        case ast.UnaryOp(ast.Not(), inner):
+            return _operands(inner)
+        case ast.Compare(left, _, comparators):
+            return [left, *comparators]
+    return [test]
+
+
+def _tuple(parts: list[ast.expr]) -> ast.expr:
+    return ast.Tuple([copied(part) for part in parts], ast.Load())
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return before.shape == after.shape and torch.equal(before, after)
+    return type(before) is type(after) and bool(before == after)
+
+
+def _guarded(loop: ast.While, names: Mapping[str, Any]) -> Iterator[ast.While]:
+    """The loop under the condition that something which it reads, and does not make, is not empty."""
+    for name in sorted(read_names(*loop.body) - bound_inside(loop)):
+        value = names.get(name)
+        if isinstance(value, (torch.Tensor, list, tuple, dict, set)) and not (
+            value.numel() if isinstance(value, torch.Tensor) else len(value)
+        ):
+            new = copied(loop)
+            new.test = ast.BoolOp(ast.And(), [loop.test, expression(f"len({name}) > 0")])
+            yield new
