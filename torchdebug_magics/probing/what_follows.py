@@ -94,11 +94,8 @@ class FailedBlock:
         first, passed = copied(statements[-1]), ast.Expr(ast.Call(ast.Name(_OWN[1], ast.Load()), [], []))
         body = [*map(copied, statements[:-1]), first]
         if isinstance(first, _HEADS):
-            first.body.insert(0, passed)
-            if isinstance(first, (ast.If, ast.For, ast.While)) and (first.orelse or isinstance(first, ast.If)):
-                first.orelse.insert(0, copied(passed))
-        else:
-            body.append(passed)
+            first.body.insert(0, copied(passed))
+        body.append(passed)
         marks: list[None] = []
         if isinstance(first, ast.Return):  # nothing behind it is reached
             value = first.value or ast.Constant(None)

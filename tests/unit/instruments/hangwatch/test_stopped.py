@@ -65,7 +65,7 @@ MAY_END = {
     "by a global name": "n = 0\ndef more():\n    global n\n    n += work()\nwhile n < 3:\n    more()",
     "by an attribute": "Search().run()",
     "by a call": "while not work():\n    pass",
-    "by a list": "todo = [1]\nwhile len(todo) < 9:\n    todo.append(work())\n    todo.pop()",
+    "by a list": "todo = [1]\nwhile len(todo) < 99:\n    todo.append(work())",
     "before the outer loop ends": "n = 0\nwhile n < 3:\n    for _ in range(100):\n        work()\n    n += 1",
 }
 
@@ -145,3 +145,32 @@ def test_of_a_loop_that_a_draw_may_leave_nothing_is_said(cell: str) -> None:
     space: dict[str, Any] = {}
     exec(SOON + "work = print\n" + cell.partition("timer.start()")[0] + "import sys\nframe = sys._getframe()", space)
     assert retry_loop([node for node in tree.body if isinstance(node, ast.While)], space["frame"]) is None
+
+
+NOTHING_CHANGES = {
+    "of a class without images": (
+        "def pick(places, n):\n    chosen = torch.zeros(0)\n    while chosen.shape[0] < n:\n"
+        "        chosen = torch.cat((chosen, torch.randperm(places.shape[0])))\n    return chosen[:n]\n"
+        "timer.start()\nout = pick(torch.zeros(0), 3)"
+    ),
+    "of an empty list": "rest, out = [], []\ntimer.start()\nwhile len(out) < 3:\n    out.extend(rest)\nprint(out)",
+}
+SOMETHING_MAY_CHANGE = {
+    "by a function of the user's": "def more():\n    return False\nn = 0\ntimer.start()\nwhile n < 1:\n    n = int(more())",
+    "by another thread": "import time\nout = []\ntimer.start()\nwhile not out:\n    time.sleep(0.01)",
+    "by what is counted": "n = 0\ntimer.start()\nwhile n < 10**9:\n    n += 1",
+}
+
+
+@pytest.mark.parametrize("cell", NOTHING_CHANGES.values(), ids=NOTHING_CHANGES)
+def test_a_loop_of_which_more_rounds_change_nothing_is_guarded(cell: str, shell: InteractiveShell) -> None:
+    report = asked(shell, SOON + cell, "")
+    assert "never ends: 20 more rounds change nothing" in report.verdict
+    assert report.fix_state == "verified"
+    (fixed,) = torchdebug_magics.fixed_source(report).values()
+    assert shell.run_cell(fixed.replace("timer.start()", "pass")).success
+
+
+@pytest.mark.parametrize("cell", SOMETHING_MAY_CHANGE.values(), ids=SOMETHING_MAY_CHANGE)
+def test_of_a_loop_that_something_may_end_nothing_is_said(cell: str, shell: InteractiveShell) -> None:
+    assert "more rounds" not in asked(shell, SOON + cell, "").verdict

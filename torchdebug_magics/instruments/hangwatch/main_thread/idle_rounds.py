@@ -1,4 +1,7 @@
-"""A loop of which more rounds change nothing that its condition asks: they are run from where it was stopped, and undone."""
+"""A loop of which more rounds change nothing: they are run from where it was stopped, and undone.
+
+Only rounds that nothing from outside can end: they call nothing but functions of torch's, NumPy's and Python's own that do not wait.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.call_sites import MISSING
+from torchdebug_magics.probing.source.call_sites import MISSING, value_of
 from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import Loop, bound_inside, copied, expression, read_names, tree_of
+from torchdebug_magics.probing.source.syntax import Loop, bound_inside, bound_names, copied, dotted, expression, nodes, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.what_follows import FailedBlock
 
 _ROUNDS = 20
+_QUIET = frozenset({"torch", "numpy", "builtins", "math", "operator", "random"})
+"""Whose functions may be called."""
 
 
 def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
@@ -31,9 +37,13 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     if block.statement is not loop:
         return None
     asked = _operands(loop.test)
+    known = {**frame.f_globals, **block.names}
+    if not all(_is_plain(call.func, frame, known) for call in nodes(ast.Call, loop)):
+        return None
+    state = [*asked, *(ast.Name(name, ast.Load()) for name in sorted((read_names(*loop.body) | bound_names(*loop.body)) & known.keys()))]
     try:
         with block.opened():
-            before, after = block.value(_tuple(asked)), block.after_rounds(loop, _ROUNDS, _tuple(asked))
+            before, after = block.value(_tuple(state)), block.after_rounds(loop, _ROUNDS, _tuple(state))
             if after is MISSING or not all(map(_is_same, before, after)):
                 return None
             guarded = next(
@@ -41,7 +51,7 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
             )
     except (Irrevocable, Exception):  # noqa: BLE001 - a round that cannot be undone, or that raises
         return None
-    text, values = ast.unparse(loop.test), zip(map(ast.unparse, asked), before, strict=True)
+    text, values = ast.unparse(loop.test), zip(map(ast.unparse, asked), before, strict=False)
     where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
     source = Source(where, tree)
     new = "" if guarded is None else f"while {ast.unparse(guarded.test)}:"
@@ -55,6 +65,17 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
         edits=(source.replacing(loop, new),) if new else (),
         reason=f"when it was stopped: {', '.join(f'{part} = {value}' for part, value in values if type(value) in {int, float})}",
     )
+
+
+def _is_plain(func: ast.expr, frame: FrameType, known: Mapping[str, Any]) -> bool:
+    """Whether a call runs none of the user's code, and waits for nothing."""
+    if isinstance(func, ast.Attribute) and dotted(func.value).partition(".")[0] not in known:
+        return False
+    value = value_of(func, frame, dict(known))
+    owner = value_of(func.value, frame, dict(known)) if isinstance(func, ast.Attribute) else None
+    of_data = isinstance(owner, (torch.Tensor, list, dict, set, tuple, str, int, float)) or type(owner).__module__ == "numpy"
+    module = str(getattr(value, "__module__", None) or type(getattr(value, "__self__", None)).__module__).partition(".")[0]
+    return of_data or (callable(value) and module in _QUIET and getattr(value, "__name__", "") != "input")
 
 
 def _operands(test: ast.expr) -> list[ast.expr]:
@@ -76,7 +97,11 @@ def _tuple(parts: list[ast.expr]) -> ast.expr:
 def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
         return before.shape == after.shape and torch.equal(before, after)
-    return type(before) is type(after) and bool(before == after)
+    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
+        return np.array_equal(before, after)
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    return before is after or (type(before) is type(after) and type(before) in {bool, int, float, str} and before == after)
 
 
 def _guarded(loop: ast.While, names: Mapping[str, Any]) -> Iterator[ast.While]:

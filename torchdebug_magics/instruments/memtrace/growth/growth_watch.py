@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
+from torchdebug_magics.instruments.memtrace.held.read_whole import cleared_where_read
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Place, Places, size_of
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, has_graph
@@ -88,7 +89,8 @@ def worst(
     )
     others = {leak.path.collection for leak in leaks if leak.path and leak.bytes_per_iteration >= LEAST_BYTES} - {path.collection}
     anew = lines.hooked_anew() if path.through_hook else None
-    kept_at, how, edits = anew or (kept_at, fix(path, cause), ())
+    how, edits = cleared_where_read(path, kept_at) if swelling is None and not keeps_graph else ("", ())
+    kept_at, how, edits = anew or (kept_at, how or fix(path, cause), edits)
     return Growth(
         bytes_per_iteration=size_bytes,
         iterations_count=first.iterations_count,
@@ -101,7 +103,7 @@ def worst(
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
         kept_at=kept_at,
-        frees_bytes=0 if edits else keepers.frees_bytes(path, graphs=keeps_graph),
+        frees_bytes=0 if anew else keepers.frees_bytes(path, graphs=keeps_graph),
     )
 
 
