@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_r
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
+from torchdebug_magics.instruments.shapes.cell_error.to_the_end import tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
 from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import fractional_size
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
@@ -45,7 +46,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     layout = layout or layout_of(**options)
     report = None if drops_result(error) else _explained(error, layout)
     if report is not None and report.fix:
-        return report
+        return tried_to_the_end(report, error)
     meant = meant_value(error)
     report = report if report is not None or meant is not None else _explained(error, layout)
     return report if meant is None else ShapesReport(failure=meant, layout=layout)

@@ -235,11 +235,7 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
         if "..." in code:
             yield from _with_options(new, source)
             continue
-        far = source.near if isinstance(new, ast.Assign) else []
-        here = [node for node in (source.beside(at) or [at]) if _alike(node, new)]
-        here = [node for node in here if len(here) == 1 or not _goes_on(node, new)]
-        alike = here or [node for node in far if _alike(node, new)]
-        alike = alike if len(alike) == 1 else [node for node in alike if _makes_the_same(node, new)]
+        alike = _of_the_same_shape(new, at, source)
         if len(alike) == 1 and id(alike[0]) not in taken:
             taken.add(id(alike[0]))
             if _goes_on(alike[0], new):
@@ -254,6 +250,17 @@ def _statements(fix: str, source: Source) -> Iterator[Edit]:
                 yield source.replacing(at, text)
         elif isinstance(new, ast.Assign) and not alike and (edit := _after_making(new.targets[0], code, source)) is not None:
             yield edit
+
+
+def _of_the_same_shape(new: ast.stmt, at: ast.stmt, source: Source) -> list[ast.stmt]:
+    """The statements at a line that `new` may stand for, else those of the file."""
+    here = [node for node in (source.beside(at) or [at]) if _alike(node, new)]
+    here = [node for node in here if len(here) == 1 or not _goes_on(node, new)]
+    alike = here or [node for node in (source.near if isinstance(new, ast.Assign) else []) if _alike(node, new)]
+    is_of_itself = isinstance(new, ast.Assign) and isinstance(new.targets[0], ast.Name) and new.targets[0].id in names_in(new.value)
+    if len(alike) > 1 or (is_of_itself and not here):  # else it would replace another step on the way to the value
+        return [node for node in alike if _makes_the_same(node, new) or _goes_on(node, new)]
+    return alike
 
 
 def _makes_the_same(old: ast.stmt, new: ast.stmt) -> bool:

@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair
 from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.probing.source.call_sites import attribute_assignment
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
-from torchdebug_magics.probing.source.syntax import exchanged, parsed, tree_of
+from torchdebug_magics.probing.source.syntax import exchanged, names_in, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
@@ -30,7 +30,7 @@ def as_edits(
     changes: list[_Change] = []
     file = "" if failing is None else failing.code.co_filename
     for repair, code in codes.items():
-        if len(codes) == 1 and failing is not None and (edit := _of_an_input(repair, code, failing)) is not None:
+        if len(codes) == 1 and failing is not None and (edit := _before_it(repair, code, failing)) is not None:
             return (edit,)
         site = _site(repair, caller)
         new = _made(repair, code, modules, file) if repair.modules else [] if site is None else _at(site, code)
@@ -44,21 +44,22 @@ def as_edits(
     return tuple(edits)
 
 
-def _of_an_input(repair: Repair, code: str, failing: EditSite) -> Edit | None:
-    """An input that is changed before the statement that raised, under the name that it has there."""
+def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
+    """A value that is changed before the statement that raised, under the name that it has there: ``x = x.flatten(1)``."""
     tree, whole = parsed(code), tree_of(failing.code.co_filename)
-    target = tree.body[0].targets[0] if tree is not None and isinstance(tree.body[0], ast.Assign) else None
-    if (
-        not repair.inputs
-        or repair.modules
-        or repair.ops
-        or not isinstance(target, ast.Name)
-        or target.id not in failing.names
-        or whole is None
-    ):
-        return None
-    source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
-    return None if source.statement is None else source.before(source.statement, code)
+    match tree.body if tree is not None else []:
+        case [ast.Assign([ast.Name(name)], value)] if name in failing.names and not repair.modules and whole is not None:
+            places = {site for site in (*(op.site for op in repair.ops), *(call.site for call in repair.calls)) if site is not None}
+            is_here = all((site.code, site.line) == (failing.code, failing.line) for site in places)
+            source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
+            if (
+                source.statement is not None
+                and (repair.inputs or name in names_in(value))
+                and is_here
+                and not (repair.inputs and repair.ops)
+            ):
+                return source.before(source.statement, code)
+    return None
 
 
 def _of_a_line(changes: list[_Change]) -> tuple[Edit, ...]:
