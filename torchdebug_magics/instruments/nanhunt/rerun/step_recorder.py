@@ -197,7 +197,7 @@ class StepRecorder:
         self._random: RandomState | None = None
         self._done = done
         self._depth = 0
-        self.outermost = OutermostCalls(hooks, guard, self._before, self._after, joined=self.models.found_another)
+        self.outermost = OutermostCalls(hooks, guard, self._before, self._after)
 
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""
@@ -311,12 +311,10 @@ class Models:
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
-        self._roots: list[weakref.ref[torch.nn.Module]] | None = None
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
-        self._roots = None
 
     def know(self, module: torch.nn.Module, callers: Iterable[FrameType]) -> Known:
         """What is known of a module; worked out at its first call, by `callers`."""
@@ -329,7 +327,6 @@ class Models:
             bad = () if math.isfinite(largest(parameters.values())) else (name for name, one in parameters.items() if kind_of(one))
             gone = weakref.ref(module, lambda _: self._known.pop(key, None))
             known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers), frozenset(bad))
-            self.found_another()
         return known
 
     def entered(self) -> list[torch.nn.Module]:
@@ -345,27 +342,13 @@ class Models:
         """Ids of parameters that were bad when their module was first called."""
         return frozenset().union(*(known.bad_from_start for known in self._known.values()))
 
-    def found_another(self) -> None:
-        """There may be other roots now."""
-        self._roots = None
-
     def roots(self) -> list[torch.nn.Module]:
         """Modules that were called outermost, then those that hold them, without what is a part of another."""
-        held = [reference() for reference in self._roots or ()]
-        alive = [root for root in held if root is not None]
-        if self._roots is None or len(alive) < len(held):
-            alive = _roots_of([unwrapped(module) for module in self.entered()])
-            self._roots = [weakref.ref(root) for root in alive]
-        return alive
-
-
-def _roots_of(entered: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    inside = {id(module) for root in entered for module in root.modules()}
-    called, alive = set(map(id, entered)), list(live_modules())
-    adopted = parts_of(alive)
-    # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
-    known = inside | fast_path_parts(alive)
-    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or called & set(map(id, module.modules())))]
-    order = {id(module): place for place, module in enumerate(entered)}
-    tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
-    return [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
+        entered, alive = [unwrapped(module) for module in self.entered()], list(live_modules())
+        called, adopted = set(map(id, entered)), parts_of(alive)
+        # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
+        known = {id(module) for root in entered for module in root.modules()} | fast_path_parts(alive)
+        tops = [one for one in alive if id(one) not in adopted and (id(one) in known or called & set(map(id, one.modules())))]
+        order = {id(module): place for place, module in enumerate(entered)}
+        tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
+        return [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
