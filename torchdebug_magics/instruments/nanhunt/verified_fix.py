@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import Sources, remedies
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Replayed
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Replayed
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.dispatch import modes_aside
@@ -84,7 +84,7 @@ class Search(Generic[BirthT]):
             try:
                 with _in_force(changed, self._functions):
                     behind, flaw = self._again(births)
-            except (CannotReplay, SyntaxError, ValueError):
+            except (SyntaxError, ValueError):
                 continue
             if behind is None and not flaw:
                 return changed
