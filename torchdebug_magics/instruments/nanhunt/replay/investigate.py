@@ -311,11 +311,12 @@ class Investigator:
 def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
     sources = list(rerun.recorder.batches.bad_sources())
-    again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)
+    last: list[tuple[Any, int]] = []
+    again: Again = partial(rerun.call, partial(_first_bad_sample, sources, last), sources)
     replayed = again()
     if not replayed.finished or not bad_outputs(replayed):
         return outcome, None
-    if (of_numpy := born_in_numpy(rerun, sources, data)) is not data:
+    if (of_numpy := born_in_numpy(rerun, *last[-1], data)) is not data:
         return replace(outcome, finding=of_numpy), None
     made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
     finding = made.finding
@@ -327,12 +328,12 @@ def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, dat
     return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
 
 
-def _first_bad_sample(sources: list[Any]) -> object:
-    """Read data sets again, from their beginning, up to the first bad sample."""
+def _first_bad_sample(sources: list[Any], last: list[tuple[Any, int]]) -> object:
+    """Read data sets again, from their beginning, up to the first bad sample; `last` gets where that is."""
     sample, until = None, time.process_time() + _MOST_READING_S
     for source in sources:
         for place in range(min(len(source), _MOST_SAMPLES)):
-            sample = source[place]
+            sample, last[:] = source[place], [(source, place)]
             if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
                 return sample
     return sample

@@ -6,7 +6,7 @@ import ast
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,26 +22,22 @@ from torchdebug_magics.probing.tensors import is_bad, tensors_in
 from torchdebug_magics.report import Location
 
 _NOWHERE = Location(cell=None, file="", line=0, function="", source="")
-_MOST_SAMPLES = 20_000
 _LEAST = {"sqrt": "0", "log1p": "-1 + 1e-12", **dict.fromkeys(("log", "log2", "log10"), "1e-12")}
 
 
 class _Birth(NamedTuple):
-    source: Any
-    place: int
-    """Of the sample in it."""
     where: Location
     said: str
     """By NumPy, such as ``"invalid value encountered in sqrt"``."""
 
 
-def born_in_numpy(rerun: StepRerun, sources: Sequence[Any], data: NanFinding) -> NanFinding:
+def born_in_numpy(rerun: StepRerun, source: Any, place: int, data: NanFinding) -> NanFinding:
     """The finding at the line that makes the sample bad, with code that ends that where some does; as it was where NumPy makes none."""
-    first = _met(rerun, partial(_first_bad, sources), sources)
+    met = partial(_met, rerun, source, place)
+    first = met()
     if first is None or not first.where.file:
         return data
-    read = partial(_read_again, first.source, first.place)
-    search = Search(_ways, lambda _: (_met(rerun, read, sources), ""), lambda birth: birth.where)
+    search = Search(_ways, lambda _: (met(), ""), lambda birth: birth.where)
     node, edits = _statement(first.where, tree_of(first.where.file)), changed_statements(search.cure((first,), {}) or {})
     statement = first.where.source if node is None else ast.unparse(node)
     finding = replace(
@@ -49,7 +45,7 @@ def born_in_numpy(rerun: StepRerun, sources: Sequence[Any], data: NanFinding) ->
         location=first.where,
         excerpt=excerpt(first.where),
         underlined=None,
-        explanation=f"`{statement}` makes sample {first.place} of the data set non-finite: NumPy says {first.said}",
+        explanation=f"`{statement}` makes sample {place} of the data set non-finite: NumPy says {first.said}",
         fix=f"mind what NumPy says there: {first.said}",
     )
     code = code_of(edits, finding)
@@ -57,22 +53,13 @@ def born_in_numpy(rerun: StepRerun, sources: Sequence[Any], data: NanFinding) ->
     return replace(finding, fix=fix, edits=edits, fix_state="verified") if code else finding
 
 
-def _met(rerun: StepRerun, read: Callable[[list[_Birth]], object], sources: Sequence[Any]) -> _Birth | None:
+def _met(rerun: StepRerun, source: Any, place: int) -> _Birth | None:
     """What a reading meets."""
     births: list[_Birth] = []
-    replayed = rerun.call(partial(read, births), sources)
+    replayed = rerun.call(partial(_read_again, source, place, births), [source])
     if not births and not replayed.finished:  # it raised something else
-        births.append(_Birth(None, 0, _NOWHERE, replayed.problem or "nothing"))
+        births.append(_Birth(_NOWHERE, replayed.problem or "nothing"))
     return births[0] if births else None
-
-
-def _first_bad(sources: Sequence[Any], births: list[_Birth]) -> object:
-    """Read the data sets from their beginning up to the first bad sample, and that one strictly."""
-    for source in sources:
-        for place in range(min(len(source), _MOST_SAMPLES)):
-            if any(map(is_bad, tensors_in([source[place]]))):
-                return _read_again(source, place, births)
-    return None
 
 
 def _read_again(source: Any, place: int, births: list[_Birth]) -> object:
@@ -86,10 +73,10 @@ def _read_again(source: Any, place: int, births: list[_Birth]) -> object:
         own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
         if own:
             code = own[-1][0].f_code
-            births.append(_Birth(source, place, location(code.co_filename, own[-1][1], code.co_name), str(error)))
+            births.append(_Birth(location(code.co_filename, own[-1][1], code.co_name), str(error)))
         return None
     if any(map(is_bad, tensors_in([sample]))):  # by something else than NumPy
-        births.append(_Birth(source, place, _NOWHERE, "nothing"))
+        births.append(_Birth(_NOWHERE, "nothing"))
     return sample
 
 

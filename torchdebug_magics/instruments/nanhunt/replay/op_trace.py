@@ -278,7 +278,6 @@ class Trace(OpRecorder[_Running]):
         if op.is_bad:  # what it was given, as it was then
             op.args, op.kwargs = _replaced((args, running.kwargs), {id(one.tensor): one.copy for one in written if one.copy is not None})
             op.written = tuple(one.tensor for one in written)
-            self._kept += [*op.outputs, *op.inputs()]
             for one in written:
                 if memory := memory_of(one.tensor):
                     self._writers.setdefault(memory, []).append(op)

@@ -270,15 +270,9 @@ class StepRecorder:
             self.models.know(entry.module, ()).writes_input = True
 
 
-# Written in C from PyTorch 2.15 on, without a frame of its own.
-_APPLY: CodeType | None = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
-
-
 def _is_in_a_function(frame: FrameType) -> bool:
     """Whether a `torch.autograd.Function` runs the call, as a reentrant checkpoint does: its outputs have no graph yet."""
-    if torch.is_grad_enabled():
-        return False
-    return any(_takes_context(frame) if _APPLY is None else frame.f_code is _APPLY for frame in frames_above(frame))
+    return not torch.is_grad_enabled() and any(map(_takes_context, frames_above(frame)))
 
 
 def _takes_context(frame: FrameType) -> bool:
