@@ -210,14 +210,12 @@ def _given(inquiry: Inquiry) -> Outcome | None:
 
 def _first(births: list[Birth], context: Context) -> Birth:
     """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
-    if births[0].op is not None:
-        return births[0]
     parameters = [parameter for root in context.roots for parameter in root.parameters()]
 
     def place(birth: Birth) -> int:
         return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
 
-    return min((birth for birth in births if birth.op is None), key=place)
+    return min((birth for birth in births if birth.op is births[0].op), key=place)
 
 
 def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:

@@ -121,7 +121,6 @@ class StepRerun:
         self._seen = 0
         self._feed: Feed | None = None
         self._state: ReplayState | None = None
-        self._in_backward = False
 
     @property
     def active(self) -> bool:
@@ -141,7 +140,6 @@ class StepRerun:
         if self._state is not None:
             self._state.undo()
         self._state = self._attempt = self._replayed = self._feed = None
-        self._in_backward = False
 
     def forget(self) -> None:
         """No replay follows: the copies of files go."""
@@ -217,7 +215,6 @@ class StepRerun:
                 replayed.losses = tensors
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
             replayed.observer.backward_begins(sys._getframe(0), tensors, is_end=last and not attempt.until_update)
-        self._in_backward = True
         try:
             result = original(*args, **kwargs)
         except RuntimeError as error:
@@ -227,7 +224,6 @@ class StepRerun:
             replayed.problem, replayed.finished = f"the replay of backward() raised: {str(error).splitlines()[0]}", True
             raise _Enough from error
         finally:
-            self._in_backward = False
             replayed.observer.backward_ends(is_the_one=last)
         if last and not attempt.until_update:
             self._finish(attempt, replayed, result)
@@ -241,14 +237,13 @@ class StepRerun:
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
-        if self._replayed is None or self._in_backward:
+        observer = None if self._replayed is None else self._replayed.observer
+        if observer is None or observer.backward_frame is not None:
             return original(*args, **kwargs)
-        observer, self._in_backward = self._replayed.observer, True
         observer.backward_begins(sys._getframe(0), (), is_end=False)
         try:
             return original(*args, **kwargs)
         finally:
-            self._in_backward = False
             observer.backward_ends(is_the_one=False)
 
     def update_call(self) -> None:
