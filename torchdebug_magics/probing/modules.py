@@ -241,13 +241,11 @@ class OutermostCalls:
     `entered` may give other arguments, as a pre-hook may. What `entered` and `left` raise reaches the user: they guard themselves.
     """
 
-    def __init__(self, hooks: Hooks, guard: Guard, entered: Entered, left: Left, *, joined: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, hooks: Hooks, guard: Guard, entered: Entered, left: Left) -> None:
         self._hooks = hooks
         self._guard = guard
         self._entered = entered
         self._left = left
-        self._joined = joined
-        """Told when there is one more module, or one has become a part of another."""
         self.depth = 0
         """How many calls run, one inside another."""
         self._thread: int | None = None
@@ -290,7 +288,6 @@ class OutermostCalls:
             return
         if "_forward_pre_hooks" not in module.__dict__:
             return
-        self._joined()
         self._watched[id(module)] = module
         mine = self._stacks[id(module)] = self._stack.enter_context(ExitStack())
         self._hooks.own_calls(mine, module, self._before, self._after)
@@ -300,7 +297,6 @@ class OutermostCalls:
 
     def _adopted(self, child: torch.nn.Module) -> None:
         self._parts[id(child)] = child
-        self._joined()
 
     def _forget(self) -> None:
         self._watched.clear()

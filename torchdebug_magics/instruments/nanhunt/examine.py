@@ -13,6 +13,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import number, plural, shape
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, value_at
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_in_a_model
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
@@ -60,7 +61,7 @@ def _headline(reports: list[NanReport]) -> str:
     """The title: of several tensors, how many are finite."""
     bad = [finding for report in reports for finding in report.findings]
     if len(reports) == 1:
-        return f"{_head(bad[0])}, {_origin(bad[0])}" if bad else reports[0].sentence
+        return _said(bad[0]) if bad else reports[0].sentence
     return f"NaN or inf in {len(bad)} of {len(reports)} tensors" if bad else f"No NaN or inf in {len(reports)} tensors"
 
 
@@ -75,7 +76,7 @@ def _one(tensor: torch.Tensor) -> NanReport:
     return NanReport(
         findings=(finding,),
         problems=problems,
-        sentence=" · ".join(filter(None, (f"{_head(finding)}, {_origin(finding)}", *finding.details()))),
+        sentence=" · ".join(filter(None, (_said(finding), *finding.details()))),
     )
 
 
@@ -105,29 +106,23 @@ def _finding(suspect: Suspect | None, sink: torch.Tensor) -> NanFinding:
         phase, name = "forward", None
         explanation, fix = f"`{suspect.op}` is the first op of the graph with a non-finite result", f"check the inputs of `{suspect.op}`"
     bad = suspect.tensor
-    finding = marked(surfaced(bad, phase, Sink("tensor", _SINK), None, Context(step=0, backward=0)), bad.detach())
+    cause, seen = Diagnosis(None, explanation, fix), {"op": suspect.op, "tensor": name, "sink_kind": kind_word(sink), "weights": ""}
+    finding = marked(surfaced(bad, phase, Sink("tensor", _SINK), None, Context(step=0, backward=0), cause, **seen), bad.detach())
     values = tuple(value_at(operand.detach(), finding.index, bad) for operand in suspect.operands if operand.dtype is not torch.bool)
-    known = replace(finding, op=suspect.op, operands=values, tensor=name, explanation=explanation, fix=fix)
-    return replace(known, sink_kind=kind_word(sink), weights="")
+    return replace(finding, operands=values)
 
 
-def _origin(finding: NanFinding) -> str:
-    match finding.phase:
-        case "parameter":
-            return f"from {_tensor('parameter', finding)}"
-        case "data":
-            return "which has no graph" if finding.tensor == _SINK else f"from {_tensor('input', finding)}"
-        case _:
-            return f"from {finding.op}" if finding.op else "source op not identified"
-
-
-def _tensor(role: str, finding: NanFinding) -> str:
-    name = finding.tensor or ""
-    return f"{'an' if role == 'input' else 'a'} {role}{name.removeprefix('a tensor')}" if name.startswith("a tensor") else f"{role} {name}"
-
-
-def _head(finding: NanFinding) -> str:
-    return f"{'NaN' if finding.sink_kind == 'nan' else 'Inf'} in {_SINK}"
+def _said(finding: NanFinding) -> str:
+    """What is bad, and where that comes from."""
+    name, role = finding.tensor or "", "a parameter" if finding.phase == "parameter" else "an input"
+    if name == _SINK:
+        origin = "which has no graph"
+    elif name.startswith("a tensor"):
+        origin = f"from {role}{name.removeprefix('a tensor')}"
+    else:
+        made_by = f"{role.partition(' ')[2]} {name}" if name else finding.op
+        origin = f"from {made_by}" if made_by else "source op not identified"
+    return f"{'NaN' if finding.sink_kind == 'nan' else 'Inf'} in {_SINK}, {origin}"
 
 
 @dataclass(frozen=True)

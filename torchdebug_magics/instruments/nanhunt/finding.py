@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import dropwhile
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -51,37 +52,35 @@ def write(evidence: Evidence) -> NanFinding:
             f"fill it after that line: `nn.init.normal_(self.{name}, std=0.02)`",
         )
     call = None if phase in {"data", "parameter", "optimizer"} else _call(evidence)
-    lines = excerpt(place) if place is not None else ()
-    finding = NanFinding(
+    finding = surfaced(
+        birth.tensor,
+        phase,
+        context.sink,
+        place,
+        context,
+        cause,
         kind="nan" if evidence.kind & NAN else "inf",
-        phase=phase,
         op=evidence.name if birth.op is not None else None,
         module=None if call is None else call.path,
         call=None if call is None else call.number,
-        location=place,
-        step=context.step,
-        backward=context.backward,
         operands=evidence.operands(),
         tensor=tensor,
-        diagnosis=cause.slug,
-        fix=cause.fix,
-        explanation=cause.explanation,
         path=_path(evidence),
         model=_model_of(evidence) if phase == "parameter" else "" if call is None else _model_name(call.root, context),
         spoilt_here=phase == "parameter" and _became_bad(evidence),
-        sink=context.sink,
         sink_kind=context.sink_kind,
         weights="weights poisoned" if phase == "optimizer" and birth.op is None else "" if phase == "parameter" else "weights untouched",
-        excerpt=lines,
-        underlined=None if birth.op is None else _expression(op, place, lines),
+        underlined=None if birth.op is None else _expression(op, place),
     )
     return marked(finding, *written_into(birth))
 
 
-def surfaced(value: torch.Tensor, phase: Phase, sink: Sink, place: Location | None, context: Context) -> NanFinding:
-    """A bad tensor where it is met: what is known without its cause."""
+def surfaced(
+    value: torch.Tensor, phase: Phase, sink: Sink, place: Location | None, context: Context, cause: Diagnosis, **known: Any
+) -> NanFinding:
+    """A bad tensor where it is met, and what is `known` besides."""
     kind = kind_word(value)
-    return NanFinding(
+    finding = NanFinding(
         kind=kind,
         phase=phase,
         location=place,
@@ -91,7 +90,11 @@ def surfaced(value: torch.Tensor, phase: Phase, sink: Sink, place: Location | No
         sink=sink,
         sink_kind=kind,
         weights="weights untouched",
+        diagnosis=cause.slug,
+        explanation=cause.explanation,
+        fix=cause.fix,
     )
+    return replace(finding, **known)
 
 
 def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
@@ -126,9 +129,9 @@ def _call(evidence: Evidence) -> Call | None:
     return call
 
 
-def _expression(op: Op | None, place: Location | None, lines: tuple[tuple[int, str], ...]) -> tuple[int, int] | None:
+def _expression(op: Op | None, place: Location | None) -> tuple[int, int] | None:
     """The characters of the reported line that the op was computed by; None for all of the line."""
-    text = dict(lines).get(0 if place is None else place.line, "")
+    text = "" if place is None else dict(excerpt(place)).get(place.line, "")
     if op is None or op.place is None or op.line is None or not text:
         return None
     positions = syntax.span_as_written(*op.place, op.line[1])

@@ -75,24 +75,13 @@ class Expression:
 
     def with_node(self, node: ast.AST, new: str, *, bracketed: bool = False) -> str:
         """The whole text with a node written anew; `bracketed`: with the brackets around it, which are no call's."""
-        start, end = self._range(node)
-        raw = self._bytes
-        if bracketed:
-            before, after = raw[:start].rstrip(), raw[end:]
-            if before.endswith(b"(") and after.lstrip().startswith(b")"):
-                start, end = len(before) - 1, end + len(after) - len(after.lstrip()) + 1
-        return (raw[:start] + new.encode() + raw[end:]).decode()
-
-    @property
-    def _bytes(self) -> bytes:
-        return self.text.encode()
-
-    def _range(self, node: ast.AST) -> tuple[int, int]:
-        starts = [0]
-        for raw in self._bytes.splitlines(keepends=True):
-            starts.append(starts[-1] + len(raw))
+        lines = self.text.encode().splitlines(keepends=True)
         line, column, end_line, end_column = span_of(node)
-        return starts[line - 1] + column, starts[end_line - 1] + end_column
+        before = b"".join(lines[: line - 1]) + lines[line - 1][:column]
+        after = lines[end_line - 1][end_column:] + b"".join(lines[end_line:])
+        if bracketed and before.rstrip().endswith(b"(") and after.lstrip().startswith(b")"):
+            before, after = before.rstrip()[:-1], after.lstrip()[1:]
+        return (before + new.encode() + after).decode()
 
 
 def expression_at(place: Place | None, sources: Sources) -> Expression | None:

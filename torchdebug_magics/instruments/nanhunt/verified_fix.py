@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from torchdebug_magics.instruments.nanhunt.causes.evidence import Evidence
 from torchdebug_magics.instruments.nanhunt.remedies import Sources, remedies
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import CannotReplay, Replayed
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Replayed
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import walk
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import with_slope
 from torchdebug_magics.probing.dispatch import modes_aside
@@ -29,8 +29,9 @@ from torchdebug_magics.probing.source.edited_source import SIMPLE, Source
 from torchdebug_magics.probing.source.syntax import EDITED, Edited, nodes, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import location, owner, span
 from torchdebug_magics.probing.tensors import largest
-from torchdebug_magics.report import Edit
+from torchdebug_magics.report import Edit, FixState
 
+BirthT = TypeVar("BirthT")
 Again: TypeAlias = "Callable[[], Replayed]"
 """Runs the bad step once more."""
 Next: TypeAlias = "Callable[[Replayed], Evidence | None]"
@@ -55,35 +56,41 @@ _CURABLE = frozenset(
 """Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""
 
 
-class _Search:
-    def __init__(self, again: Again, birth: Next) -> None:
-        self._again = again
-        self._birth = birth
+class Search(Generic[BirthT]):
+    """Runs again what was bad, each time with the user's sources changed in one place; what stays bad is changed in turn.
+
+    `ways`: sources to try, of what was born. `again`: what is born now, or why what is finite is not right. `site`: where it was born.
+    """
+
+    def __init__(
+        self,
+        ways: Callable[[BirthT, Sources], Iterator[Sources]],
+        again: Callable[[tuple[BirthT, ...]], tuple[BirthT | None, str]],
+        site: Callable[[BirthT], object],
+    ) -> None:
+        self._ways, self._again, self._site = ways, again, site
         self._functions = [one for one in live(FunctionType) if owner(one.__code__.co_filename) == "user"]
         self.merely_finite: tuple[Sources, str] | None = None
-        """The first sources with which the step is finite, and what is not as it was."""
+        """The first sources with which nothing is bad, and what is not as it was."""
         self._runs = 0
         self._until = time.process_time() + _MOST_S
 
-    def cure(self, births: tuple[Evidence, ...], sources: Sources) -> Sources | None:
-        """Sources with which the step is finite, and the last of these births is none; the others are none with `sources`."""
-        evidence = births[-1]
-        for changed in islice(remedies(evidence, sources), _MOST_RUNS):
+    def cure(self, births: tuple[BirthT, ...], sources: Sources) -> Sources | None:
+        """Sources with which nothing is bad, and the last of these births is none; the others are none with `sources`."""
+        for changed in islice(self._ways(births[-1], sources), _MOST_RUNS):
             if self._runs >= _MOST_RUNS or time.process_time() > self._until:
                 return None
             self._runs += 1
             try:
-                with in_force(changed, self._functions):
-                    replayed = self._again()
-                    behind = self._birth(replayed) if replayed.finished else evidence
-            except (CannotReplay, SyntaxError, ValueError):
+                with _in_force(changed, self._functions):
+                    behind, flaw = self._again(births)
+            except (SyntaxError, ValueError):
                 continue
+            if behind is None and not flaw:
+                return changed
             if behind is None:
-                flaw = _flaw(births, replayed)
-                if not flaw:
-                    return changed
                 self.merely_finite = self.merely_finite or (changed, flaw)
-            if behind is not None and _site(behind) != _site(evidence) and len(births) < _MOST_BIRTHS:
+            elif self._site(behind) != self._site(births[-1]) and len(births) < _MOST_BIRTHS:
                 cured = self.cure((*births, behind), changed)
                 if cured is not None:
                     return cured
@@ -137,27 +144,35 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     """The finding with code that was tried; as it was where none of what was tried ends it."""
     if finding.diagnosis not in _CURABLE:
         return finding
+
+    def rerun(births: tuple[Evidence, ...]) -> tuple[Evidence | None, str]:
+        replayed = again()
+        behind = birth(replayed) if replayed.finished else births[-1]
+        return behind, _flaw(births, replayed) if behind is None else ""
+
     try:
-        search = _Search(again, birth)
+        search = Search(remedies, rerun, _site)
         sound = search.cure((evidence,), {})
     except Exception:  # noqa: BLE001 - the finding stands without code for its fix
         return finding
     cured, flaw = (sound, "") if sound is not None else search.merely_finite or (None, "")
     edits = () if cured is None else changed_statements(cured)
-    changed = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
-    if not changed or any(len(text) > _MOST_SHOWN for _, text in changed):
-        return finding
-    here = finding.location.line if finding.location is not None else 0
-    said = [f"`{text}`" + (f" in line {line}" if line != here or len(changed) > 1 else "") for line, text in changed]
-    is_clamped = finding.diagnosis.endswith("_negative") and not any(".sign()" in text for _, text in changed)
+    code = code_of(edits, finding)
+    is_clamped = finding.diagnosis.endswith("_negative") and ".sign()" not in code
     sign = "; also check why it is negative" if is_clamped else ""
     but = f", but {flaw}" if flaw else ""
-    return replace(
-        finding,
-        fix=f"write {' and '.join(said)}: rerun with it, {what} is finite{but}{sign}",
-        edits=edits,
-        fix_state="compiles" if but else "verified",
-    )
+    state: FixState = "compiles" if but else "verified"
+    fix = f"write {code}: rerun with it, {what} is finite{but}{sign}"
+    return replace(finding, fix=fix, edits=edits, fix_state=state) if code else finding
+
+
+def code_of(edits: tuple[Edit, ...], finding: NanFinding) -> str:
+    """The changed statements for a sentence, with the lines that are not the finding's; empty where they are none, or too long."""
+    here = finding.location.line if finding.location is not None else 0
+    texts = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
+    if any(len(text) > _MOST_SHOWN for _, text in texts):
+        return ""
+    return " and ".join(f"`{text}`" + (f" in line {line}" if line != here or len(texts) > 1 else "") for line, text in texts)
 
 
 def _site(evidence: Evidence) -> tuple[object, ...]:
@@ -195,7 +210,7 @@ def changed_statements(sources: Sources) -> tuple[Edit, ...]:
 
 
 @contextlib.contextmanager
-def in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
+def _in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]:
     """While open, the changed ones of these functions run as changed, and the statements of a step are those of the changed text."""
     trees = {file: ast.parse(text) for file, text in sources.items()}
     codes: dict[tuple[str, str, int], CodeType | None] = {}

@@ -157,10 +157,6 @@ RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded, _own_parameter)
 """In the order they are tried."""
 
 
-def _is_infinite(value: object) -> bool:
-    return isinstance(value, float) and math.isinf(value)
-
-
 def _writes_nan(evidence: Evidence) -> bool:
     op = evidence.op
     return op is not None and any(map(_is_nan_number, (*op.args, *op.kwargs.values())))
@@ -185,7 +181,7 @@ INFINITE_CONSTANTS: tuple[Rule, ...] = (
     Row(ANY, "mask_sign", lambda one: one.kind != NAN and one.op is not None and on_purpose(one.op, INF),
         "+inf is written here, and softmax of +inf is NaN: a mask needs -inf", "write `float('-inf')`"),
     Row(frozenset({"mul", "div", "add", "sub"}), "inf_constant",
-        lambda one: one.kind != NAN and one.op is not None and any(map(_is_infinite, one.op.args)),
+        lambda one: one.kind != NAN and one.op is not None and any(isinstance(value, float) and math.isinf(value) for value in one.op.args),
         "a Python float used here is inf",
         "check where that float is computed: print it, or `assert math.isfinite(...)` before this line"),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import parameter_name, shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
@@ -181,11 +182,9 @@ def bare(inquiry: Inquiry) -> Outcome:
         return given
     sink = (losses or gradients)[0]
     phase: Phase = "loss" if losses else "backward"
-    finding = replace(
-        surfaced(sink, phase, Sink("loss" if losses else "gradient"), inquiry.place, inquiry.context),
-        explanation="the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite",
-        fix="unknown: the cause could not be traced, for the reason given below",
-    )
+    explanation = "the loss is non-finite" if losses else "a gradient is non-finite, and the loss is finite"
+    cause = Diagnosis(None, explanation, "unknown: the cause could not be traced, for the reason given below")
+    finding = surfaced(sink, phase, Sink("loss" if losses else "gradient"), inquiry.place, inquiry.context, cause)
     return Outcome(finding, {"loss" if losses else "gradient": sink.detach()})
 
 
@@ -199,25 +198,24 @@ def _given(inquiry: Inquiry) -> Outcome | None:
         return None
     where = next((place for place in entry.place if is_user_code(place[0])), None)
     place = None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name)
-    finding = replace(
-        surfaced(bad, "data", Sink("loss"), place, context),
-        tensor=variable_name(bad, variables_of(inquiry.chain), context.entries),
-        explanation="the model was called with NaN; what computed this input was not run again",
-        fix="look at what computes this input: it is NaN before the model is called",
+    cause = Diagnosis(
+        None,
+        "the model was called with NaN; what computed this input was not run again",
+        "look at what computes this input: it is NaN before the model is called",
     )
+    name = variable_name(bad, variables_of(inquiry.chain), context.entries)
+    finding = surfaced(bad, "data", Sink("loss"), place, context, cause, tensor=name)
     return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 
 def _first(births: list[Birth], context: Context) -> Birth:
     """The earliest; of tensors that were all there before the step, the first in the order of the model's parameters."""
-    if births[0].op is not None:
-        return births[0]
     parameters = [parameter for root in context.roots for parameter in root.parameters()]
 
     def place(birth: Birth) -> int:
         return next((place for place, one in enumerate(parameters) if shares_memory(one, birth.tensor)), len(parameters))
 
-    return min((birth for birth in births if birth.op is None), key=place)
+    return min((birth for birth in births if birth.op is births[0].op), key=place)
 
 
 def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
@@ -242,13 +240,8 @@ def averaged(inquiry: Inquiry, replayed: Replayed) -> Outcome | None:
                 tensor=name,
                 rank=rank() or 0,
             )
-            finding = replace(
-                surfaced(gradient, "backward", Sink("gradient", name), sent[2], inquiry.context),
-                diagnosis="averaged_from_other_ranks",
-                explanation=averaging.explanation("NaN" if kind == "nan" else "inf"),
-                fix=averaging.fix(),
-                averaging=averaging,
-            )
+            cause = Diagnosis("averaged_from_other_ranks", averaging.explanation("NaN" if kind == "nan" else "inf"), averaging.fix())
+            finding = surfaced(gradient, "backward", Sink("gradient", name), sent[2], inquiry.context, cause, averaging=averaging)
             rows = replayed.observer.layer_rows()
             return Outcome(marked(finding, gradient), {"gradient": gradient}, rows, reproduced=True, way="statements")
     return None

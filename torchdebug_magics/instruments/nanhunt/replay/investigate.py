@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -83,8 +82,8 @@ class Computed:
         elif type(value).__module__ == "__main__" and not isinstance(value, (torch.nn.Module, Dataset)):
             yield from tensors_in([held for held in getattr(value, "__dict__", {}).values() if type(held) in _LOOKED_INTO])
 
-    def slice(self, wanted: tuple[str, ...]) -> Slice | None:
-        """What made these variables; None where it takes from an iterator, or reads what is not there any more."""
+    def slice(self, wanted: tuple[str, ...]) -> Slice:
+        """What made these variables; refused where it takes from an iterator, or reads what is not there any more."""
         names = names_seen(self._frame)
         objects = {name for name in wanted if type(names[name]) not in _LOOKED_INTO}
 
@@ -95,7 +94,7 @@ class Computed:
 
         kept, lost = syntax.backward_slice(self._statements(), set(wanted), is_maker=is_maker)
         if lost or not kept or any(map(draws, kept)):
-            return None
+            refuse("the inputs of the variables no longer exist")
         code, given = runnable(kept, self._frame, 0, names, wanted)
         return Slice(code, {**names, **given}, tuple(kept), {name: names[name] for name in wanted})
 
@@ -106,14 +105,6 @@ class Computed:
         body, place = lists[0]
         opened = body[place]
         return opened.body if isinstance(opened, (ast.With, ast.AsyncWith)) else body[place + 1 :]
-
-
-def _finished(again: Again) -> Replayed | None:
-    """A replay that came as far as it was to come; None where there can be none."""
-    with suppress(CannotReplay):
-        replayed = again()
-        return replayed if replayed.finished else None
-    return None
 
 
 class Investigator:
@@ -130,64 +121,58 @@ class Investigator:
             return Outcome(None, {}, overflow=scalers)
         problems: list[str] = []
         for look in (self._whole, self._inside, self._models):
-            try:
-                outcome = look(step, inquiry, attempt)
-            except CannotReplay as reason:
-                problems.append(str(reason))
+            outcome = look(step, inquiry, attempt)
+            if isinstance(outcome, str):
+                problems.append(outcome)
                 continue
-            if outcome is not None:
-                if look != self._inside:  # what was run again there is all of the step that counts
-                    list(map(self._note, problems))
-                return outcome
-        list(map(self._note, problems))
+            if look != self._inside:  # what was run again there is all of the step that counts
+                list(map(self._note, filter(None, problems)))
+            return outcome
+        list(map(self._note, filter(None, problems)))
         return bare(inquiry)
 
-    def _whole(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
-        """The step's statements, run again; None where it depends on what other ranks send."""
+    def _whole(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:
+        """The step's statements, run again; why not, or nothing where it depends on what other ranks send."""
         again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt)
-        try:
-            replayed = again()
-        except CannotReplay as reason:
-            msg = f"the step could not be replayed as a whole: {reason}"
-            raise CannotReplay(msg) from None
+        replayed = again()
+        if replayed.refused:
+            return f"the step could not be replayed as a whole: {replayed.refused}"
         if not replayed.finished:
-            raise CannotReplay(replayed.problem or "the replay did not reach backward()")
+            return replayed.problem or "the replay did not reach backward()"
         if replayed.reproduced is False:
             # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
             without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
             fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
-            other = _finished(fewer)
-            replayed, again = (other, fewer) if other is not None and other.reproduced else (replayed, again)
+            other = fewer()
+            replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
-    def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
+    def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:
         """The function that calls backward(), alone: what ran before it (an episode, say) need not be a part of the loss."""
         inner = step.inside(inquiry.chain)
         if inner is None:
-            return None
+            return ""
         again: Again = partial(self._rerun.statements, inner, inquiry.chain, Attempt(inquiry.tensors, 1, inquiry.leaves))
-        replayed = _finished(again)
-        return self._judged(step, inquiry, attempt, replayed, again) if replayed is not None and replayed.reproduced else None
+        replayed = again()
+        return self._judged(step, inquiry, attempt, replayed, again) if replayed.finished and replayed.reproduced else ""
 
-    def _models(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | None:
-        """Only the model calls again; None where their outputs are not bad."""
-        try:
-            replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
-        except CannotReplay as reason:
-            msg = f"the model call could not be replayed: {reason}"
-            raise CannotReplay(msg) from None
+    def _models(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:
+        """Only the model calls again; why not, or nothing where their outputs are not bad."""
+        replayed = self._rerun.modules(step, Attempt(attempt.original, 0, attempt.leaves))
+        if replayed.refused:
+            return f"the model call could not be replayed: {replayed.refused}"
         replayed = replace(replayed, reproduced=None, names=variables_of(inquiry.chain))
         bad = bad_outputs(replayed)
-        return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None) if bad else None
+        return replace(conclude(inquiry, replayed, bad, "module", self._note), evidence=None) if bad else ""
 
-    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: Replayed, again: Again) -> Outcome | None:
+    def _judged(self, step: Step, inquiry: Inquiry, attempt: Attempt, replayed: Replayed, again: Again) -> Outcome | str:
         if (found := averaged(inquiry, replayed)) is not None:
             return found
         replayed.reproduced = replayed.reproduced and (bool(replayed.averaging) or same_gradients(replayed, inquiry))
         if needs_others(replayed) or replayed.reproduced is False:
             self._note(why_not_reproduced(replayed))
         if needs_others(replayed):
-            return None
+            return ""
         bad: Bad = partial(sinks_of, inquiry=inquiry)
         outcome = conclude(inquiry, replayed, bad(replayed), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
@@ -230,15 +215,17 @@ class Investigator:
         again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
             given, line = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
-            for held in ({}, *given):
-                again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
-                replayed = again()
-                if replayed.finished and replayed.reproduced:
-                    made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                    if names_a_maker(made.finding) or is_further_back(made, outcome):
-                        return made, again
         except CannotReplay:
             return None
+        for held in ({}, *given):
+            again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+            replayed = again()
+            if replayed.refused:
+                return None
+            if replayed.finished and replayed.reproduced:
+                made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
+                if names_a_maker(made.finding) or is_further_back(made, outcome):
+                    return made, again
         if line is None:
             return None
         finding = replace(
@@ -255,10 +242,7 @@ class Investigator:
         """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
         number = step.backwards + 1 if inside and step.entries else step.backward_number
         attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
-        try:
-            replayed = self._rerun.statements(step, inquiry.chain, attempt)
-        except CannotReplay:
-            return None
+        replayed = self._rerun.statements(step, inquiry.chain, attempt)
         if (of_ranks := averaged(inquiry, replayed)) is not None:  # also of a replay that came no further than that
             return of_ranks
         sinks = sinks_of(replayed, inquiry) if replayed.finished else None
@@ -272,9 +256,11 @@ class Investigator:
 
         def again() -> Replayed:
             replayed = self._rerun.modules(alone, Attempt((), 0, {}))
-            return replace(replayed, finished=not replayed.problem, names=variables_of(step.chain))
+            return replace(replayed, finished=not (replayed.problem or replayed.refused), names=variables_of(step.chain))
 
         replayed = again()
+        if replayed.refused:
+            refuse(replayed.refused)
         replayed.reproduced = list(map(kind_of, tensors)) == list(map(kind_of, replayed.outputs))
         inquiry = Inquiry(tuple(tensors), {}, step.chain, replace(context, sink=Sink("output")))
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "module", self._note, only_births=True)
@@ -285,15 +271,9 @@ class Investigator:
         wanted = computed.bad()
         if not wanted:
             return Outcome(None, {})
-
-        def again() -> Replayed:
-            part = computed.slice(wanted)
-            if part is None:
-                refuse("the inputs of the variables no longer exist")
-            return self._rerun.computation(part, wanted, computed.results_in)
-
-        replayed = _finished(again)
-        if replayed is None or not replayed.reproduced:
+        again: Again = partial(self._rerun.computation, partial(computed.slice, wanted), wanted, computed.results_in)
+        replayed = again()
+        if not replayed.finished or not replayed.reproduced:
             return Outcome(None, {})
         outcome = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
         finding = outcome.finding
@@ -304,6 +284,8 @@ class Investigator:
     def look(self, step: Step, inquiry: Inquiry) -> tuple[LayerRow, ...]:
         """The layer table of a step with nothing wrong."""
         replayed = self._rerun.statements(step, inquiry.chain, Attempt(inquiry.tensors, step.backward_number, inquiry.leaves))
+        if replayed.refused:
+            self._note(f"there is no layer table: {replayed.refused}")
         return replayed.observer.layer_rows()
 
     def _overflows(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> tuple[Any, ...] | None:
@@ -311,13 +293,14 @@ class Investigator:
         scalers = live_scalers()
         if not scalers:
             return None
-        try:
-            with at_scale_one(scalers) as used:
-                replayed = self._rerun.statements(step, inquiry.chain, attempt)
-        except CannotReplay as reason:
+        with at_scale_one(scalers) as used:
+            replayed = self._rerun.statements(step, inquiry.chain, attempt)
+        if replayed.refused:
             if not may_be_scaling(inquiry.tensors, scalers, inquiry.context.losses):
                 return None
-            self._note(f"treated as an overflow that a GradScaler skips, as the step could not be replayed without its scale: {reason}")
+            self._note(
+                f"treated as an overflow that a GradScaler skips, as the step could not be replayed without its scale: {replayed.refused}"
+            )
             return tuple(scalers)
         if not replayed.finished or replayed.reproduced or not used:
             return None  # the loss is the same at scale 1: no scaler is at work here
@@ -328,11 +311,12 @@ class Investigator:
 def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
     """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
     sources = list(rerun.recorder.batches.bad_sources())
-    again: Again = partial(rerun.call, partial(_first_bad_sample, sources), sources)
-    replayed = _finished(again)
-    if replayed is None or not bad_outputs(replayed):
+    last: list[tuple[Any, int]] = []
+    again: Again = partial(rerun.call, partial(_first_bad_sample, sources, last), sources)
+    replayed = again()
+    if not replayed.finished or not bad_outputs(replayed):
         return outcome, None
-    if (of_numpy := born_in_numpy(rerun, sources, data)) is not data:
+    if (of_numpy := born_in_numpy(rerun, *last[-1], data)) is not data:
         return replace(outcome, finding=of_numpy), None
     made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
     finding = made.finding
@@ -344,12 +328,12 @@ def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, dat
     return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
 
 
-def _first_bad_sample(sources: list[Any]) -> object:
-    """Read data sets again, from their beginning, up to the first bad sample."""
+def _first_bad_sample(sources: list[Any], last: list[tuple[Any, int]]) -> object:
+    """Read data sets again, from their beginning, up to the first bad sample; `last` gets where that is."""
     sample, until = None, time.process_time() + _MOST_READING_S
     for source in sources:
         for place in range(min(len(source), _MOST_SAMPLES)):
-            sample = source[place]
+            sample, last[:] = source[place], [(source, place)]
             if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
                 return sample
     return sample

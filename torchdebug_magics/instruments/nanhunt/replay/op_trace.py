@@ -278,7 +278,6 @@ class Trace(OpRecorder[_Running]):
         if op.is_bad:  # what it was given, as it was then
             op.args, op.kwargs = _replaced((args, running.kwargs), {id(one.tensor): one.copy for one in written if one.copy is not None})
             op.written = tuple(one.tensor for one in written)
-            self._kept += [*op.outputs, *op.inputs()]
             for one in written:
                 if memory := memory_of(one.tensor):
                     self._writers.setdefault(memory, []).append(op)
@@ -305,18 +304,13 @@ class Trace(OpRecorder[_Running]):
     def _is_bad(self, tensor: torch.Tensor, now: int) -> bool:
         """Whether a tensor that is read at the time `now` holds anything non-finite; looked at only if it may have changed."""
         known = self._known.get(id(tensor))
-        if known is not None and known.reference() is tensor:
-            writers = self._writers.get(memory_of(tensor))
-            if not writers or writers[-1].index <= known.stamp:
-                return known.is_bad
+        if known is None or known.reference() is not tensor:
+            known = _Known(weakref.ref(tensor), is_bad(tensor), self._by_place.get(_place(tensor) or ()), now)
+            self._known[id(tensor)] = known
+            self._kept += [tensor] if known.is_bad else []
+        elif (writers := self._writers.get(memory_of(tensor))) and writers[-1].index > known.stamp:
             known.is_bad, known.stamp = is_bad(tensor), now
-            return known.is_bad
-        op = self._by_place.get(_place(tensor) or ())
-        bad = is_bad(tensor)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), bad, op, now)
-        if bad:
-            self._kept.append(tensor)
-        return bad
+        return known.is_bad
 
     def _made(self, op: Op, outputs: list[torch.Tensor], *, of_bad: bool) -> None:
         """The op has run. A view of clean inputs is clean without a look."""

@@ -9,7 +9,7 @@
   interrupts come.
 - **run**: `step_rerun.StepRerun` executes that code under a `Trace`, feeds each model call what it was
   given, sends nothing to other ranks (`unsent_collectives`), stops right after the sink, and says in a `Replayed` whether
-  the loss was the same to the last bit.
+  the loss was the same to the last bit, or why nothing was run.
 
 `StepRerun.modules` runs only the recorded model calls, `StepRerun.call` any function.
 Everything that the rerun changed is as it was when these return or raise, gradients included.

@@ -67,9 +67,14 @@ class Replayed:
     """By the id of the leaf, written as text, or the place in a result of ``autograd.grad``."""
     reproduced: bool | None = None
     problem: str = ""
+    """What it raised."""
+    refused: str = ""
+    """Why it was not run, or not to its end: see `CannotReplay`."""
     outputs: tuple[torch.Tensor, ...] = ()
     names: dict[str, Any] = field(default_factory=dict)
     """The variables of the replayed statements, to name tensors by."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """What those that the statements bind held in the bad step."""
     finished: bool = False
     """Whether it came as far as it was to come."""
     exchanges: tuple[Exchange, ...] = ()

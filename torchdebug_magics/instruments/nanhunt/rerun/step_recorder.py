@@ -194,10 +194,9 @@ class StepRecorder:
         self.between: torch.Tensor = torch.get_rng_state()
         """Torch's random state at the last boundary between steps."""
         self.batches = Batches()
-        self._random: RandomState | None = None
         self._done = done
         self._depth = 0
-        self.outermost = OutermostCalls(hooks, guard, self._before, self._after, joined=self.models.found_another)
+        self.outermost = OutermostCalls(hooks, guard, self._before, self._after)
 
     def attach(self, stack: ExitStack) -> list[torch.nn.Module]:
         """Watch every module that is alive, which it returns, and those still to be made."""
@@ -227,6 +226,7 @@ class StepRecorder:
     def mark(self) -> None:
         """A backward() or an update is over: what is drawn from now on is the next step's."""
         self.between = torch.get_rng_state()
+        self.models.step_ends()
 
     def settle(self, backward_count: int) -> None:
         """After a few steps, take the hooks off whatever was never called outermost."""
@@ -260,25 +260,19 @@ class StepRecorder:
             step.buffers += known.buffers.take()
             if known.places:
                 step.python.append(Snapshot(known.places, OF_A_STEP))
-        self._random = RandomState.take()
+        random = RandomState.take()
         tensors = tuple(tensors_in((*args, kwargs)))
         copies = tuple(map(Kept.of, tensors)) if known.writes_input else ()
-        step.add(Entry(module, args, kwargs, self._random, _versions(tensors), copies=copies, place=places(frame)))
+        step.add(Entry(module, args, kwargs, random, _versions(tensors), copies=copies, place=places(frame)))
 
     def _see_writes(self, entry: Entry) -> None:
         if entry.writes_input():
             self.models.know(entry.module, ()).writes_input = True
 
 
-# Written in C from PyTorch 2.15 on, without a frame of its own.
-_APPLY: CodeType | None = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
-
-
 def _is_in_a_function(frame: FrameType) -> bool:
     """Whether a `torch.autograd.Function` runs the call, as a reentrant checkpoint does: its outputs have no graph yet."""
-    if torch.is_grad_enabled():
-        return False
-    return any(_takes_context(frame) if _APPLY is None else frame.f_code is _APPLY for frame in frames_above(frame))
+    return not torch.is_grad_enabled() and any(map(_takes_context, frames_above(frame)))
 
 
 def _takes_context(frame: FrameType) -> bool:
@@ -311,12 +305,17 @@ class Models:
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
-        self._roots: list[weakref.ref[torch.nn.Module]] | None = None
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        """Of the present step: the reruns of one step ask again and again, and each look at what is alive takes a tenth of a second."""
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
-        self._roots = None
+        self.step_ends()
+
+    def step_ends(self) -> None:
+        """In the next one there may be other roots."""
+        self._roots = []
 
     def know(self, module: torch.nn.Module, callers: Iterable[FrameType]) -> Known:
         """What is known of a module; worked out at its first call, by `callers`."""
@@ -329,7 +328,7 @@ class Models:
             bad = () if math.isfinite(largest(parameters.values())) else (name for name, one in parameters.items() if kind_of(one))
             gone = weakref.ref(module, lambda _: self._known.pop(key, None))
             known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers), frozenset(bad))
-            self.found_another()
+            self.step_ends()
         return known
 
     def entered(self) -> list[torch.nn.Module]:
@@ -345,27 +344,18 @@ class Models:
         """Ids of parameters that were bad when their module was first called."""
         return frozenset().union(*(known.bad_from_start for known in self._known.values()))
 
-    def found_another(self) -> None:
-        """There may be other roots now."""
-        self._roots = None
-
     def roots(self) -> list[torch.nn.Module]:
         """Modules that were called outermost, then those that hold them, without what is a part of another."""
-        held = [reference() for reference in self._roots or ()]
-        alive = [root for root in held if root is not None]
-        if self._roots is None or len(alive) < len(held):
-            alive = _roots_of([unwrapped(module) for module in self.entered()])
-            self._roots = [weakref.ref(root) for root in alive]
-        return alive
-
-
-def _roots_of(entered: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    inside = {id(module) for root in entered for module in root.modules()}
-    called, alive = set(map(id, entered)), list(live_modules())
-    adopted = parts_of(alive)
-    # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
-    known = inside | fast_path_parts(alive)
-    tops = [module for module in alive if id(module) not in adopted and (id(module) in known or called & set(map(id, module.modules())))]
-    order = {id(module): place for place, module in enumerate(entered)}
-    tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
-    return [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
+        held = [reference() for reference in self._roots]
+        if held and all(root is not None for root in held):
+            return [root for root in held if root is not None]
+        entered, alive = [unwrapped(module) for module in self.entered()], list(live_modules())
+        called, adopted = set(map(id, entered)), parts_of(alive)
+        # What has a fused kernel carries no hook of ours, so nobody knows whether it was called: its names are good to have.
+        known = {id(module) for root in entered for module in root.modules()} | fast_path_parts(alive)
+        tops = [one for one in alive if id(one) not in adopted and (id(one) in known or called & set(map(id, one.modules())))]
+        order = {id(module): place for place, module in enumerate(entered)}
+        tops.sort(key=lambda module: order.get(id(unwrapped(module)), len(order)))
+        roots = [*{id(root): root for root in [*map(unwrapped, tops), *entered]}.values()]
+        self._roots = [weakref.ref(root) for root in roots]
+        return roots

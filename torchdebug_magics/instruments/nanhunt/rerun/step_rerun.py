@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import CodeType, MappingProxyType
 from typing import Any
 
@@ -119,9 +120,7 @@ class StepRerun:
         self._replayed: Replayed | None = None
         self._seen = 0
         self._feed: Feed | None = None
-        self._part: Slice | None = None
         self._state: ReplayState | None = None
-        self._in_backward = False
 
     @property
     def active(self) -> bool:
@@ -140,8 +139,7 @@ class StepRerun:
             self._effects.recover()
         if self._state is not None:
             self._state.undo()
-        self._state = self._attempt = self._replayed = self._feed = self._part = None
-        self._in_backward = False
+        self._state = self._attempt = self._replayed = self._feed = None
 
     def forget(self) -> None:
         """No replay follows: the copies of files go."""
@@ -159,40 +157,47 @@ class StepRerun:
         *,
         graphs: bool = True,
     ) -> Replayed:
-        """Re-execute the step's own statements, and those that made the variable `wanted`; `CannotReplay` says why not. See `cut`."""
-        part = cut(step, sink, wanted, held, graphs=graphs)
-        taken = iterators_in(part.names, part.statements)
-        if taken:
-            refuse(f"it takes from the iterator {taken[0]}, which cannot be rewound")
-        return self._run(step, attempt, part, lambda: exec(part.code, part.names))  # noqa: S102 - the user's own statements, once more
+        """Re-execute the step's own statements, and those that made the variable `wanted`. See `cut`."""
+
+        def sliced() -> Slice:
+            part = cut(step, sink, wanted, held, graphs=graphs)
+            for name in iterators_in(part.names, part.statements):
+                refuse(f"it takes from the iterator {name}, which cannot be rewound")
+            return part
+
+        return self._run(step, attempt, sliced)
 
     def modules(self, step: Step, attempt: Attempt) -> Replayed:
         """Call only the recorded outermost modules again, where the statements cannot be."""
         recorded = [entry for entry in step.entries if entry.recorded]
         if not recorded:
-            refuse("no model call was recorded in this step")
+            return Replayed(self._observe(), refused="no model call was recorded in this step")
         outputs: list[Any] = []
 
         def run() -> None:
             outputs.extend(entry.module(*entry.args, **entry.kwargs) for entry in recorded)
 
-        replayed = self._run(step, attempt, None, run)
+        replayed = self._run(step, attempt, run=run)
         replayed.outputs = tuple(tensors_in(outputs))
         return replayed
 
-    def computation(self, part: Slice, wanted: tuple[str, ...], results_in: Callable[[Any], Iterator[torch.Tensor]]) -> Replayed:
+    def computation(
+        self, sliced: Callable[[], Slice], wanted: tuple[str, ...], results_in: Callable[[Any], Iterator[torch.Tensor]]
+    ) -> Replayed:
         """Execute statements that take no step again, for the results that they leave in some variables."""
-        replayed = self._run(Step(), Attempt((), 1, {}), part, lambda: exec(part.code, part.names))  # noqa: S102 - as above
-        replayed.outputs = tuple(tensor for name in wanted for tensor in results_in(part.names.get(name)))
-        replayed.finished = not replayed.problem
-        replayed.reproduced = same_kinds(replayed.outputs, tuple(tensor for name in wanted for tensor in results_in(part.made[name])))
+        replayed = self._run(Step(), Attempt((), 1, {}), sliced)
+        now, then = (
+            tuple(tensor for name in wanted for tensor in results_in(names.get(name))) for names in (replayed.names, replayed.made)
+        )
+        replayed.outputs, replayed.finished = now, not replayed.problem and not replayed.refused
+        replayed.reproduced = same_kinds(now, then)
         return replayed
 
     def call(self, run: Callable[[], object], reached: Sequence[object]) -> Replayed:
         """Call a function of ours that runs code of the user's, which begins from the objects in `reached`."""
         outputs: list[object] = []
-        replayed = self._run(Step(), Attempt((), 1, {}), None, lambda: outputs.append(run()), reached)
-        replayed.outputs, replayed.finished = tuple(tensors_in(outputs)), not replayed.problem
+        replayed = self._run(Step(), Attempt((), 1, {}), run=lambda: outputs.append(run()), reached=reached)
+        replayed.outputs, replayed.finished = tuple(tensors_in(outputs)), not replayed.problem and not replayed.refused
         return replayed
 
     def sink_call(self, original: Any, tensors: tuple[torch.Tensor, ...], *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +215,6 @@ class StepRerun:
                 replayed.losses = tensors
                 replayed.reproduced = same_bits(tensors, attempt.original) and self._went_the_same_way(replayed)
             replayed.observer.backward_begins(sys._getframe(0), tensors, is_end=last and not attempt.until_update)
-        self._in_backward = True
         try:
             result = original(*args, **kwargs)
         except RuntimeError as error:
@@ -220,7 +224,6 @@ class StepRerun:
             replayed.problem, replayed.finished = f"the replay of backward() raised: {str(error).splitlines()[0]}", True
             raise _Enough from error
         finally:
-            self._in_backward = False
             replayed.observer.backward_ends(is_the_one=last)
         if last and not attempt.until_update:
             self._finish(attempt, replayed, result)
@@ -228,21 +231,19 @@ class StepRerun:
 
     def _went_the_same_way(self, replayed: Replayed) -> bool:
         """Of a bad loss all bits may agree by chance: one NaN is as another. Then the step's own variables tell."""
-        if not any(map(is_bad, replayed.losses)) or self._part is None:
+        if not any(map(is_bad, replayed.losses)):
             return True
-        names, part = replayed.names, self._part
-        return all(agree(names.get(name), then, same_bits, unknown=True) for name, then in part.made.items())
+        return all(agree(replayed.names.get(name), then, same_bits, unknown=True) for name, then in replayed.made.items())
 
     def inner_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """A first derivative that is a part of the loss: its ops belong to forward ops, too."""
-        if self._replayed is None or self._in_backward:
+        observer = None if self._replayed is None else self._replayed.observer
+        if observer is None or observer.backward_frame is not None:
             return original(*args, **kwargs)
-        observer, self._in_backward = self._replayed.observer, True
         observer.backward_begins(sys._getframe(0), (), is_end=False)
         try:
             return original(*args, **kwargs)
         finally:
-            self._in_backward = False
             observer.backward_ends(is_the_one=False)
 
     def update_call(self) -> None:
@@ -261,43 +262,49 @@ class StepRerun:
         replayed.finished = True
         raise _Enough
 
-    def _run(self, step: Step, attempt: Attempt, part: Slice | None, run: Any, reached: Sequence[object] = ()) -> Replayed:
-        if not all(entry.unchanged() for entry in step.entries):
-            refuse("the model writes into its input, which is not what it was any more")
-        replayed = self._replayed = Replayed(self._observe(), names=part.names if part is not None else {})
-        self._attempt, self._part, self._seen = attempt, part, 0
-        self._effects = self._effects or Effects(self.recorder.guard, sentence=_REPEATED, anyway=self._anyway)
-        self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
+    def _run(
+        self,
+        step: Step,
+        attempt: Attempt,
+        sliced: Callable[[], Slice] | None = None,
+        *,
+        run: Callable[[], object] = lambda: None,
+        reached: Sequence[object] = (),
+    ) -> Replayed:
+        """Run statements, or else `run`; what is returned says why they cannot be."""
+        replayed = self._replayed = Replayed(self._observe())
         try:
-            with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *self.recorder.models.entered()):
-                return self._watched(step, part, run, reached)
-        except Irrevocable as act:
-            raise CannotReplay(str(act)) from None
+            if not all(entry.unchanged() for entry in step.entries):
+                refuse("the model writes into its input, which is not what it was any more")
+            part = None if sliced is None else sliced()
+            self._attempt, self._seen = attempt, 0
+            if part is not None:
+                replayed.names, replayed.made = part.names, part.made
+            entered, guard = self.recorder.models.entered(), self.recorder.guard
+            self._effects = self._effects or Effects(guard, sentence=_REPEATED, anyway=self._anyway)
+            self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
+            with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *entered):
+                attempt.leaves.update(cut_graphs(part) if part is not None else {})
+                before = None if part is None else step.before if step.entries else self.recorder.between
+                state = self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
+                state.start()
+                self.recorder.feed(self._feed)
+                self._execute(replayed, state, run if part is None else partial(exec, part.code, part.names))
+        except (CannotReplay, OthersNeeded, Irrevocable) as reason:
+            return Replayed(replayed.observer, refused=str(reason))
         finally:
             try:
                 self.recover()
             except BaseException:  # an interrupt in the middle of it
                 self.recover()
                 raise
+        return replayed
 
-    def _watched(self, step: Step, part: Slice | None, run: Any, reached: Sequence[object]) -> Replayed:
-        attempt, replayed, feed = self._attempt, self._replayed, self._feed
-        assert attempt is not None
-        assert replayed is not None
-        assert feed is not None
-        attempt.leaves.update(cut_graphs(part) if part is not None else {})
-        before = None if part is None else step.before if step.entries else self.recorder.between
-        entered, guard = self.recorder.models.entered(), self.recorder.guard
-        try:
-            self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
-        except OthersNeeded as reason:
-            raise CannotReplay(str(reason)) from None
-        self._state.start()
-        self.recorder.feed(feed)
+    def _execute(self, replayed: Replayed, state: ReplayState, run: Callable[[], object]) -> None:
         with quiet(), eager(), contextlib.ExitStack() as stack:
-            enter(stack, self._state.writes.listener(self.recorder.hooks))
+            enter(stack, state.writes.listener(self.recorder.hooks))
             replayed.observer.attach(stack)
-            self._state.alone.attach(stack, self.recorder.hooks)
+            state.alone.attach(stack, self.recorder.hooks)
             try:
                 run()
             except _Enough:
@@ -306,11 +313,9 @@ class StepRerun:
                 raise
             except Exception as error:  # noqa: BLE001 - the replayed code is the user's: its failure means the replay went another way
                 replayed.problem = f"the replay raised {error_line(error)}"
-        alone = self._state.alone
-        if alone.collectives.refused:  # it would have needed an answer of another rank
-            raise CannotReplay(alone.collectives.refused)
-        replayed.exchanges, replayed.averaging = tuple(alone.collectives.exchanges), tuple(alone.wrappers)
-        return replayed
+        if state.alone.collectives.refused:  # it would have needed an answer of another rank
+            refuse(state.alone.collectives.refused)
+        replayed.exchanges, replayed.averaging = tuple(state.alone.collectives.exchanges), tuple(state.alone.wrappers)
 
 
 class Feed:

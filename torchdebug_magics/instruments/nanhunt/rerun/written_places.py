@@ -6,8 +6,9 @@ Bytecode is read once a function, so that it costs next to nothing for code that
 from __future__ import annotations
 
 import ast
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,13 +73,11 @@ class _Found:
     """Places, each namespace once."""
 
     def __init__(self) -> None:
-        self._names: defaultdict[int, set[str]] = defaultdict(set)
-        self._owners: dict[int, dict[str, Any] | type] = {}
+        self._names: dict[int, tuple[dict[str, Any] | type, set[str]]] = {}
         self._cells: dict[int, CellType] = {}
 
     def add(self, owner: dict[str, Any] | type, names: Iterable[str]) -> None:
-        self._owners[id(owner)] = owner
-        self._names[id(owner)].update(names)
+        self._names.setdefault(id(owner), (owner, set()))[1].update(names)
 
     def add_outside(self, function: FunctionType) -> None:
         """What one function writes outside itself: globals, what it closes over, containers that it names, attributes that it stores."""
@@ -96,8 +95,7 @@ class _Found:
                 self.add(held, writes.attributes & held.keys())
 
     def places(self) -> list[Namespace]:
-        named = [Names(owner, frozenset(self._names[key])) for key, owner in self._owners.items() if self._names[key]]
-        return [*named, *self._cells.values()]
+        return [*(Names(owner, frozenset(names)) for owner, names in self._names.values() if names), *self._cells.values()]
 
 
 def _generators_of(caller: FrameType) -> Iterator[object]:
@@ -134,29 +132,23 @@ class BufferKeeper:
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._always: list[dict[str, torch.Tensor | None]] = []
-        self._rarely: list[dict[str, torch.Tensor | None]] = []
-        for module in modules:
-            if module._buffers:
-                (self._always if isinstance(module, _NormBase) else self._rarely).append(module._buffers)
+        self._tables = [(module._buffers, isinstance(module, _NormBase)) for module in modules if module._buffers]
         self._large: dict[tuple[int, str], Kept] = {}
 
     def take(self) -> list[Held]:
         """The buffers as they are now."""
-        if not self._always and not self._rarely:
-            return []
-        with torch.no_grad():
-            held = [Held(names, name, Kept.of(buffer)) for names in self._always for name, buffer in _present(names)]
-            return held + [Held(names, name, self._rare(names, name, buffer)) for names in self._rarely for name, buffer in _present(names)]
+        with torch.no_grad() if self._tables else nullcontext():
+            return [
+                Held(names, name, self._kept(names, name, buffer, always=is_norm))
+                for names, is_norm in self._tables
+                for name, buffer in names.items()
+                if buffer is not None and not buffer.is_meta
+            ]
 
-    def _rare(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor) -> Kept:
-        if buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
+    def _kept(self, names: dict[str, torch.Tensor | None], name: str, buffer: torch.Tensor, *, always: bool) -> Kept:
+        if always or buffer.is_inference() or each_element_once(buffer).numel() <= _SMALL_COUNT:
             return Kept.of(buffer)
         known = self._large.get((id(names), name))
         if known is None or known.tensor is not buffer or known.version != buffer._version:
             known = self._large[id(names), name] = Kept.of(buffer)
         return known
-
-
-def _present(names: dict[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, buffer) for name, buffer in names.items() if buffer is not None and not buffer.is_meta]

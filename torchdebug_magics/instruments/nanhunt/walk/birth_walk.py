@@ -23,14 +23,13 @@ from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import (
     negated,
     overlap,
     place_of,
-    reached,
     relevant,
     still_bad,
     tamed,
 )
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.ops import is_movement, is_pointwise
-from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense
+from torchdebug_magics.probing.tensors import INF, NAN, dense
 
 _MOST_OPS = 20_000
 
@@ -70,7 +69,7 @@ class _Wanted:
 def walk(trace: Trace, sinks: list[torch.Tensor]) -> list[Birth]:
     """The births that reach any of `sinks`, the earliest first. Births on purpose are left out unless there is no other."""
     with modes_aside(), torch.no_grad(), torch.amp.autocast("cpu", enabled=False), torch.amp.autocast("cuda", enabled=False):
-        births = [with_all_kinds(birth, trace) for birth in _Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
+        births = [*_Walk(trace, Masks()).run([(sink, None, ()) for sink in sinks])]
     births.sort(key=lambda birth: (birth.on_purpose, birth.index))
     meant = [birth for birth in births if not birth.on_purpose]
     return meant or births
@@ -91,7 +90,7 @@ class _Walk:
             kind, elements = self._masks.choose(tensor, mask, kinds)
             if not kind:
                 return
-            for op, output, part in self._makers(tensor, elements, before):
+            for op, output, part in self._makers(tensor, elements, kind, before):
                 if op is None:
                     yield Birth(None, tensor, part, kind, is_mask(tensor, kind, via), via)
                     continue
@@ -151,22 +150,22 @@ class _Walk:
         return Birth(op, wanted.tensor, wanted.mask, wanted.kind, on_purpose(op, wanted.kind), wanted.via)
 
     def _makers(
-        self, tensor: torch.Tensor, mask: torch.Tensor | None, before: int
+        self, tensor: torch.Tensor, mask: torch.Tensor | None, kind: int, before: int
     ) -> Iterator[tuple[Op | None, torch.Tensor, torch.Tensor | None]]:
         """What made the wanted elements: the last in-place writes into that memory, then the op that returned the tensor."""
         made = self._trace.maker(tensor)
         if made is not None and made.index >= before:
             made = None
-        left = mask
+        left, chosen = mask, self._masks.of(tensor, kind).mask
         for writer in self._trace.writers(tensor):
             if writer.index >= before or (made is not None and writer.index <= made.index) or left is None:
                 continue
             for target in writer.written:
                 hit, on_target = overlap(tensor, left, target)
-                if hit is not None and bool(hit.any()):
+                if hit is not None and chosen is not None and bool((hit & chosen).any()):
                     yield writer, target, on_target
                     left = left & ~hit
-        if left is None or bool(left.any()):
+        if left is None or chosen is None or bool((left & chosen).any()):
             yield made, self._trace.original(tensor) if made is None else tensor, left
 
 
@@ -175,40 +174,6 @@ def _join(held: _Wanted, mask: torch.Tensor | None, kind: int) -> None:
         held.mask = None if mask is None or held.mask is None else held.mask | mask
     elif kind == NAN:
         held.mask, held.kind = mask, kind
-
-
-def with_all_kinds(birth: Birth, trace: Trace) -> Birth:
-    """The birth with every bad element marked, NaN or infinity, that came to the sink the same way."""
-    bad = bad_mask(birth.tensor)
-    if birth.mask is None or bad is None or bad.shape != birth.mask.shape or not bool((bad & ~birth.mask).any()):
-        return birth
-    way = _way_back(birth, trace)
-    return birth if way is None else replace(birth, mask=birth.mask | (bad & way))
-
-
-def _way_back(birth: Birth, trace: Trace) -> torch.Tensor | None:
-    """Elements of the birth that bad elements of the sink depend on; None where the way cannot be told."""
-    if not birth.via:
-        return torch.ones_like(birth.mask) if birth.mask is not None else None
-    ends = [output for output in birth.via[-1].outputs if (mask := bad_mask(output)) is not None and bool(mask.any())]
-    if len(ends) != 1:
-        return None
-    tensor, wanted = ends[0], bad_mask(ends[0])
-    makers: list[Op | None] = [birth.op, *birth.via[:-1]]
-    for op, maker in zip(reversed(birth.via), reversed(makers), strict=True):
-        place = place_of(op, trace.original(tensor))
-        given = _given(op, maker, birth.tensor, trace)
-        bad = None if given is None else bad_mask(given)
-        if given is None or bad is None or wanted is None or place is None:
-            return None
-        tensor, wanted = given, reached(op, given, bad, place, wanted)
-    return wanted if wanted is not None and wanted.shape == birth.tensor.shape else None
-
-
-def _given(op: Op, maker: Op | None, leaf: torch.Tensor, trace: Trace) -> torch.Tensor | None:
-    """The one input of an op that came from another, or that was there before."""
-    found = {id(tensor): tensor for tensor in op.inputs() if (trace.maker(tensor) is maker if maker is not None else tensor is leaf)}
-    return next(iter(found.values())) if len(found) == 1 else None
 
 
 _ON_PURPOSE = frozenset([

@@ -27,22 +27,19 @@ _KEEPS = frozenset({"detach", "alias", "lift_fresh", "lift_fresh_copy"})
 def relevant(
     masks: Masks, op: Op, place: int | None, wanted: torch.Tensor | None, kind: int
 ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Inputs with elements of `kind` that can have led to the wanted ones of the output at `place`."""
+    """Inputs with elements of `kind` that can have led to the wanted ones of the output at `place`; infinities beside a NaN count, too."""
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    seen: set[int] = set()
-    for tensor in op.inputs():
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
+    for tensor in {id(given): given for given in op.inputs()}.values():
         where = masks.of(tensor, kind)
         if not where.some:
             continue
-        bad = where.mask
-        if bad is not None and wanted is not None and not (is_pointwise(op.func) and bool(wanted.all())):
-            bad = reached(op, tensor, bad, place, wanted)
-            if not bool(bad.any()):
-                continue
-        found.append((tensor, bad))
+        if where.mask is None or wanted is None or (is_pointwise(op.func) and bool(wanted.all())):
+            found.append((tensor, masks.all_of(tensor, kind)))
+            continue
+        bad = reached(op, tensor, where.mask, place, wanted)
+        if bool(bad.any()):
+            beside = masks.of(tensor, INF).mask if kind == NAN and masks.of(tensor, INF).some else None
+            found.append((tensor, bad if beside is None else bad | reached(op, tensor, beside, place, wanted)))
     return found
 
 
@@ -118,19 +115,21 @@ class Masks:
         return self._known[key][1]
 
     def choose(self, tensor: torch.Tensor, mask: torch.Tensor | None, kinds: int) -> tuple[int, torch.Tensor | None]:
-        """The kind to follow, NaN before infinity, and the elements of `mask` that are of it."""
+        """The kind to follow, NaN before infinity, and the elements of `mask` that are bad."""
         for kind in (NAN, INF):
             where = self.of(tensor, kind) if kinds & kind else None
             if where is None or not where.some:
                 continue
             if where.mask is None or mask is None or mask.shape != where.mask.shape:
-                return kind, where.mask
-            if where.everywhere:
+                return kind, self.all_of(tensor, kind)
+            if where.everywhere or bool((where.mask & mask).any()):
                 return kind, mask
-            both = where.mask & mask
-            if bool(both.any()):
-                return kind, both
         return 0, None
+
+    def all_of(self, tensor: torch.Tensor, kind: int) -> torch.Tensor | None:
+        """The elements of a kind; of NaN, with the infinities beside it."""
+        mask, beside = self.of(tensor, kind).mask, self.of(tensor, INF)
+        return mask if mask is None or beside.mask is None or not beside.some else mask | beside.mask
 
 
 def healed(tensor: torch.Tensor, value: float = _HARMLESS) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
-from torchdebug_magics.instruments.nanhunt.finding import here, marked, surfaced
+from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
@@ -85,26 +85,25 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
 def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> NanFinding:
     """A gradient that is about to be applied; how it came about could not be run again."""
     if overflowed:
-        explanation = "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it"
-        fix = "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`"
-    elif not computed:
-        explanation = (
-            f"the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)"
+        cause = Diagnosis(
+            "clip_inf",
+            "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it",
+            "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`",
         )
-        fix = "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite"
+    elif not computed:
+        cause = Diagnosis(
+            None,
+            f"the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)",
+            "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite",
+        )
     else:
-        explanation = f"the gradient of {name} was finite after backward(), and was changed before the update"
-        fix = "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0"
-    found = surfaced(gradient, "optimizer", Sink("gradient", name), here(), context)
-    finding = replace(
-        found,
-        tensor=name,
-        kind="inf" if overflowed else found.kind,
-        diagnosis="clip_inf" if overflowed or computed else None,
-        explanation=explanation,
-        fix=fix,
-    )
-    return marked(finding, gradient)
+        cause = Diagnosis(
+            "clip_inf",
+            f"the gradient of {name} was finite after backward(), and was changed before the update",
+            "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0",
+        )
+    kind = "inf" if overflowed else kind_word(gradient)
+    return marked(surfaced(gradient, "optimizer", Sink("gradient", name), here(), context, cause, tensor=name, kind=kind), gradient)
 
 
 def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> NanFinding:
@@ -114,15 +113,17 @@ def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, nam
     op = None if evidence is None else evidence.op
     cause = _cause(optimizer, group, parameter, name, evidence)
     place = here() if op is None or op.line is None else location(*op.line)
-    finding = replace(
-        surfaced(parameter, "optimizer", Sink("tensor", name), place, context),
+    finding = surfaced(
+        parameter,
+        "optimizer",
+        Sink("tensor", name),
+        place,
+        context,
+        cause,
         tensor=name,
         op=None if op is None else op.name,
         operands=() if evidence is None else tuple(evidence.operands()),
-        diagnosis=cause.slug,
         weights="weights poisoned",
-        explanation=cause.explanation,
-        fix=cause.fix,
     )
     return marked(finding, parameter)
 
