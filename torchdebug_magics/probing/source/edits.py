@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product, takewhile
+from textwrap import indent
 from typing import Any, TypeVar
 
 from torchdebug_magics.probing.source.edited_source import (
@@ -124,18 +125,13 @@ def _blocks(fix: str, source: Source) -> Iterator[Edit]:
         here = [] if source.statement is None else source.beside(source.statement) or [source.statement]
         inner = next((node for node in here if isinstance(head, ast.With) and len(head.body) == 1 and same(head.body[0], node)), None)
         if isinstance(head, ast.With) and inner is not None:
-            yield source.replacing(inner, f"with {', '.join(map(ast.unparse, head.items))}:\n    {_indented(source.text(inner))}")
+            yield source.replacing(inner, f"with {', '.join(map(ast.unparse, head.items))}:\n{indent(source.text(inner), '    ')}")
             return
         inside = source.loop() if re.search(r"\bloop\b", before) else source.statement
         if code.endswith(":") and isinstance(head, ast.With) and inside is not None and _UNDER.search(before) and source.is_alone(inside):
             text = source.text(inside, whole=True)
-            yield source.replacing(inside, f"{code}\n    {_indented(text)}", old=text)
+            yield source.replacing(inside, f"{code}\n{indent(text, '    ')}", old=text)
             return
-
-
-def _indented(text: str) -> str:
-    """Text in a block, but for its first line."""
-    return "\n".join(f"    {line}" if line and at else line for at, line in enumerate(text.split("\n")))
 
 
 def _moves(fix: str, source: Source) -> Iterator[Edit]:
@@ -265,8 +261,7 @@ def _of_the_same_shape(new: ast.stmt, at: ast.stmt, source: Source) -> list[ast.
 
 def _makes_the_same(old: ast.stmt, new: ast.stmt) -> bool:
     """Whether both call one function, or class, for their value."""
-    calls = [node.value for node in (old, new) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-    return len(calls) == 2 and called(calls[0]) == called(calls[1])  # noqa: PLR2004 - both
+    return isinstance(old, ast.Assign) and isinstance(new, ast.Assign) and called(old.value) == called(new.value) != ""
 
 
 def _running_calls(fix: str, _: Source) -> Iterator[Edit]:
