@@ -64,6 +64,10 @@ def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
 
 def _of_a_line(changes: list[_Change]) -> tuple[Edit, ...]:
     where, old, new = changes[0]
+    if isinstance(old, ast.Call) and all(same(old, each) for _, each, _ in changes):
+        for _, _, other in changes[1:]:
+            new = _both_changed(old, new, other)
+        changes = [(where, old, new)]
     if len(changes) == 1:
         return exchanging(where, old, new)
     tree = tree_of(where.file)
@@ -72,6 +76,14 @@ def _of_a_line(changes: list[_Change]) -> tuple[Edit, ...]:
         return ()
     text = ast.unparse(exchanged(source.statement, lambda node: next((each for _, part, each in changes if same(node, part)), None)))
     return (source.replacing(source.statement, text),)
+
+
+def _both_changed(old: ast.Call, first: ast.expr, second: ast.expr) -> ast.expr:
+    """A call with the arguments that either of two changes of it has changed."""
+    if not isinstance(first, ast.Call) or not isinstance(second, ast.Call) or len(first.args) != len(second.args):
+        return first
+    arguments = [mine if same(other, was) else other for was, mine, other in zip(old.args, first.args, second.args, strict=False)]
+    return ast.Call(first.func, arguments, first.keywords)
 
 
 def _site(repair: Repair, caller: Caller | None) -> EditSite | None:
