@@ -6,18 +6,25 @@ A statement that raises nothing any more may give what the next line cannot use:
 from __future__ import annotations
 
 import ast
+import io
+import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
-from torchdebug_magics.probing.source.call_sites import MISSING, function_node
+from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import copied, lists_around, names_in, nodes, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, local_values
+from torchdebug_magics.probing.state.rng import RandomState, same_state
 from torchdebug_magics.probing.state.snapshot import KeptState
 
 _BUDGET, _PER_LINE = 100_000, 50
@@ -26,7 +33,11 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 _OWN = "_torchdebug_rest", "_torchdebug_passed"
 """The function that the block becomes, and what it calls behind its first statement."""
 _UNREPEATABLE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Nonlocal)
-_UNREPEATABLE_NAMES = frozenset({"super", "input", "exit", "quit"})
+_UNREPEATABLE_NAMES = frozenset({"super", "input", "exit", "quit", "sleep"})
+_MOST_S = 3.0
+"""Of one run, and twice as much of all: a net below the budget, for ops that take long. What it ends is not called verified."""
+UNKNOWN = "torchdebug: no plain data"
+_BOTH = 2
 _HEADS = (ast.For, ast.While, ast.If, ast.With)
 
 
@@ -38,10 +49,15 @@ class Outcome:
     """What ended it; None where nothing did, or the budget was used up."""
     has_passed: bool
     """Whether its first statement, or the head of that, did not raise."""
+    is_complete: bool = True
+    """Whether it went to the end, or as far as the budget of calls and lines: not where it took too long."""
 
 
 class _EnoughError(BaseException):
-    """Ends a run that goes on."""
+    """Ends a run that goes on; `is_late` where it has taken too long."""
+
+    def __init__(self, *, is_late: bool) -> None:
+        self.is_late = is_late
 
 
 class FailedBlock:
@@ -60,8 +76,19 @@ class FailedBlock:
         self.names: Mapping[str, Any] = frame.f_globals if is_module_code(frame.f_code) else local_values(frame)
         body = [self.statement, *self._rest] if self.statement is not None else []
         is_class = not is_module_code(frame.f_code) and not isinstance(self._function, (ast.FunctionDef, ast.Lambda))
+        self._left_s = 2 * _MOST_S
         if is_class or any(isinstance(node, _UNREPEATABLE) for node in nodes(ast.AST, *body)) or names_in(*body) & _UNREPEATABLE_NAMES:
             self.statement = None
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it reads nothing by name that can be read only once, and not be put back: iterators, queues."""
+        read = read_names(*([self.statement, *self._rest] if self.statement is not None else []))
+        values = [self.names.get(name, self.frame.f_globals.get(name)) for name in read]
+        return not any(
+            (hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)) or isinstance(value, (queue.Queue, bytearray))
+            for value in values
+        )
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -105,34 +132,42 @@ class FailedBlock:
         outcome = self._execute([*body, *map(copied, self._rest)], lambda: marks.append(None))
         return replace(outcome, has_passed=bool(marks))
 
-    def after_rounds(self, loop: ast.While, rounds: int, node: ast.expr) -> Any:
-        """What an expression gives after more rounds of a loop, which is the statement; `MISSING` where one of them leaves it."""
-        made: list[Any] = []
+    def is_idle(self, rounds: int, node: ast.expr) -> bool:
+        """Whether more rounds of the loop that is the statement change neither what an expression gives nor any random state."""
+        loop = self.statement
+        assert isinstance(loop, ast.While)
+        states: list[Any] = []
         shown = ast.Expr(ast.Call(ast.Name(_OWN[1], ast.Load()), [node], []))
         turns = ast.Call(ast.Name("range", ast.Load()), [ast.Constant(rounds)], [])
-        outcome = self._execute([ast.For(ast.Name("_", ast.Store()), turns, [copied(each) for each in loop.body], [shown])], made.append)
-        return made[0] if made and outcome.error is None else MISSING
+        again = ast.For(ast.Name("_", ast.Store()), turns, [copied(each) for each in loop.body], [copied(shown)])
+        outcome = self._execute([shown, again], lambda value: states.append((frozen(value), RandomState.take())))
+        if outcome.error is not None or len(states) != _BOTH or UNKNOWN in (states[0][0], states[1][0]):
+            return False
+        return bool(states[0][0] == states[1][0]) and same_state(vars(states[0][1]), vars(states[1][1]))
 
     def _execute(self, body: list[ast.stmt], passed: Callable[..., object]) -> Outcome:
         space, given = self.frame.f_globals, {_OWN[1]: passed}
+        begin_s = time.monotonic()
+        until_s = begin_s + min(_MOST_S, self._left_s)
         try:
             code = self._compiled(body)
             if self._function is None:
                 space.update(given)
-                with _budgeted():
+                with _budgeted(until_s):
                     exec(code, space)  # noqa: S102 - the user's own statements, at their place
             else:
                 exec(code, space)  # noqa: S102 - as above; it only defines the function
                 function = space[_OWN[0]]
-                with _budgeted():
+                with _budgeted(until_s):
                     function(**{name: value for name, value in self.names.items() if name.isidentifier()}, **given)
         except (Irrevocable, KeyboardInterrupt):
             raise
-        except _EnoughError:
-            return Outcome(None, has_passed=False)
+        except _EnoughError as enough:
+            return Outcome(None, has_passed=False, is_complete=not enough.is_late)
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
             return Outcome(error, has_passed=False)
         finally:
+            self._left_s -= time.monotonic() - begin_s
             self._put_back()
         return Outcome(None, has_passed=False)
 
@@ -158,23 +193,40 @@ class FailedBlock:
         self._kept.put_back()
 
 
+def frozen(value: Any) -> Any:
+    """Plain data as it is now, to be compared later; `UNKNOWN` where there is anything else in it."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return (str(value.dtype), tuple(value.shape), value.tolist())
+    if isinstance(value, (list, tuple, set, dict)):
+        parts = [frozen(part) for part in (value.items() if isinstance(value, dict) else value)]
+        return UNKNOWN if UNKNOWN in parts else (type(value), parts)
+    if isinstance(value, (bool, int, float, str, bytes, range, type(None))):
+        return value
+    return type(value) if isinstance(value, (ModuleType, FunctionType, BuiltinFunctionType, type)) else UNKNOWN
+
+
 @contextmanager
-def _budgeted() -> Iterator[None]:
+def _budgeted(until_s: float) -> Iterator[None]:
     """Ends the run when it has used up its budget, which is one of calls and lines: how far it comes does not depend on the machine.
 
     What is imported on the way is not counted.
     """
-    used, imports, before = 0, 0, sys.gettrace()
+    used, imports, import_s, before = 0, 0, 0.0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, _arg: object) -> Any:
-        nonlocal used, imports
+        nonlocal used, imports, import_s, until_s
         if frame.f_code.co_filename == _IMPORTING and frame.f_code.co_name == "_find_and_load":
             imports += {"call": 1, "return": -1}.get(event, 0)
+            if event == "call" and imports == 1:
+                import_s = time.monotonic()
+            elif event == "return" and not imports:
+                until_s += time.monotonic() - import_s
             return trace
         is_own = is_user_code(frame.f_code)
         used += 0 if imports else _PER_LINE if is_own else 1
-        if used > _BUDGET:
-            raise _EnoughError
+        is_late = not imports and time.monotonic() > until_s
+        if used > _BUDGET or is_late:
+            raise _EnoughError(is_late=is_late)
         return trace if is_own else None
 
     sys.settrace(trace)

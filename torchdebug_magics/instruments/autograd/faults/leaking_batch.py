@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -25,8 +26,6 @@ _LAYS_OUT = frozenset(
     {"view", "_unsafe_view", "expand", "clone", "transpose", "permute", "unsqueeze", "native_dropout", "unbind", "select"}
 )
 _REDUCTIONS = frozenset({"mean", "sum", "max", "min", "amax", "amin", "std", "var", "norm", "linalg_vector_norm"})
-_SCALES = frozenset({"sub", "div", "sub_", "div_"})
-"""How a number that is taken of values is set against them."""
 _PRODUCTS = frozenset({"mul", "mm", "bmm", "baddbmm", "addmm", "dot", "mv"})
 
 
@@ -174,11 +173,12 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
 
 
 def _is_set_against_rows(recorder: GraphRecorder, op: RecordedOp) -> bool:
-    """Whether the number is subtracted from, or divides, values of each sample, in the same model."""
-    rows = op.reads[0].shape[:1]
+    """Whether the number is subtracted from other values than its own, of each sample, in the same model: not in a normalization."""
+    reduced = op.reads[0]
     for consumer in recorder.tape.consumers().get(op.index, ()):
-        others = [use.shape for use in consumer.reads if len(use.shape) > 1 and use.shape[:1] == rows]
-        if consumer.root == op.root and consumer.name in _SCALES and others and len(op.reads[0].shape) > 1:
+        others = [use for use in consumer.reads if len(use.shape) > 1 and use.shape[:1] == reduced.shape[:1]]
+        is_of_others = others and all(use.memory != reduced.memory for use in others)
+        if consumer.root == op.root and consumer.name in {"sub", "sub_"} and is_of_others and math.prod(reduced.shape[1:]) > 1:
             return True
     return False
 

@@ -6,20 +6,21 @@ Only rounds that nothing from outside can end: they call nothing but functions o
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.call_sites import MISSING, value_of
+from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, bound_inside, bound_names, copied, dotted, expression, nodes, read_names, tree_of
-from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location
 from torchdebug_magics.probing.what_follows import FailedBlock
 
 _ROUNDS = 20
@@ -34,7 +35,8 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     if not isinstance(loop, ast.While) or isinstance(loop.test, ast.Constant) or tree is None:
         return None
     block = FailedBlock(frame, loop.lineno, Guard())
-    if block.statement is not loop:
+    is_waiting = all(isinstance(node, (ast.Pass, ast.Expr)) and not any(nodes(ast.Call, node)) for node in loop.body)
+    if block.statement is not loop or is_waiting or not block.is_repeatable or _others_run():
         return None
     asked = _operands(loop.test)
     known = {**frame.f_globals, **block.names}
@@ -43,9 +45,9 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     state = [*asked, *(ast.Name(name, ast.Load()) for name in sorted((read_names(*loop.body) | bound_names(*loop.body)) & known.keys()))]
     try:
         with block.opened():
-            before, after = block.value(_tuple(state)), block.after_rounds(loop, _ROUNDS, _tuple(state))
-            if after is MISSING or not all(map(_is_same, before, after)):
+            if not block.is_idle(_ROUNDS, _tuple(state)):
                 return None
+            before = block.value(_tuple(asked))
             guarded = next(
                 (each for each in _guarded(loop, block.names) if (outcome := block.run(each)).has_passed and outcome.error is None), None
             )
@@ -94,14 +96,11 @@ def _tuple(parts: list[ast.expr]) -> ast.expr:
     return ast.Tuple([copied(part) for part in parts], ast.Load())
 
 
-def _is_same(before: Any, after: Any) -> bool:
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        return before.shape == after.shape and torch.equal(before, after)
-    if isinstance(before, np.ndarray) and isinstance(after, np.ndarray):
-        return np.array_equal(before, after)
-    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
-        return len(before) == len(after) and all(map(_is_same, before, after))
-    return before is after or (type(before) is type(after) and type(before) in {bool, int, float, str} and before == after)
+def _others_run() -> bool:
+    """Whether another thread runs code of the user's, which may end the loop."""
+    here = threading.get_ident()
+    frames = (frame for thread, frame in sys._current_frames().items() if thread != here)
+    return any(is_user_code(each.f_code) for frame in frames for each in frames_above(frame))
 
 
 def _guarded(loop: ast.While, names: Mapping[str, Any]) -> Iterator[ast.While]:

@@ -1,4 +1,4 @@
-"""A list of an object that one method fills and another one reads as a whole, and that nobody empties: it is cleared where it is read."""
+"""A list of an object that one method fills and another does away with, item by item, and that nobody empties: it is cleared there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from torchdebug_magics.memory.paths import HolderPath
-from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.edited_source import Source, cells
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, called, covers, dotted, method, nodes, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _ADDS = frozenset({"append", "extend", "insert", "appendleft"})
-_DRAWS = frozenset({"sample", "choice", "choices", "len", "isinstance", "print", "deque", "iter", "DataLoader"})
-"""Calls that do not read all of it, or read it more than once."""
 
 
 def cleared_where_read(path: HolderPath, added_at: Location | None) -> tuple[str, tuple[Edit, ...]]:
@@ -29,6 +27,8 @@ def cleared_where_read(path: HolderPath, added_at: Location | None) -> tuple[str
     readers = [(function, statement) for function in methods for statement in _reading(function, name)]
     others = [node for function in methods for node in _taken_apart(function, name)]
     functions = {function.name for function, _ in readers}
+    inside = {id(node) for node in nodes(ast.Attribute, kind)}
+    others += [node for cell in cells() for node in nodes(ast.Attribute, cell.tree) if node.attr == attribute and id(node) not in inside]
     if len(functions) != 1 or others or covers(readers[0][0], source.line) or isinstance(readers[-1][1], ast.Return):
         return "", ()
     clear = f"{name}.clear()"
@@ -38,18 +38,18 @@ def cleared_where_read(path: HolderPath, added_at: Location | None) -> tuple[str
 
 
 def _reading(function: ast.AST, name: str) -> Iterator[ast.stmt]:
-    """The statements of a method's own block that loop over the list, or give all of it to a call."""
+    """The loops of a method's own block that do away with each item: ``for handle in self.handles: handle.remove()``."""
     for statement in getattr(function, "body", ()):
-        loops = [node for node in nodes((ast.For, ast.comprehension), statement) if dotted(node.iter) == name]
-        given = [call for call in nodes(ast.Call, statement) if name in map(dotted, call.args) and called(call) not in _DRAWS]
-        if loops or given:
-            yield statement
+        match statement:
+            case ast.For(ast.Name(item), iterable, [ast.Expr(ast.Call(ast.Attribute(ast.Name(owner), _), []))]) if owner == item:
+                if dotted(iterable) == name:
+                    yield statement
 
 
 def _taken_apart(function: ast.AST, name: str) -> Iterator[ast.AST]:
     """Where single items are read, or it is emptied, or handed out."""
     yield from (node for node in nodes(ast.Subscript, function) if dotted(node.value) == name)
     yield from (node for node in nodes(ast.Return, function) if dotted(node.value) == name)
+    yield from (call for call in nodes(ast.Call, function) if name in map(dotted, call.args) and called(call) not in {"len", "print"})
     calls = [call for call in nodes(ast.Call, function) if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name]
     yield from (call for call in calls if method(call) not in _ADDS)
-    yield from (call for call in nodes(ast.Call, function) if called(call) in _DRAWS - {"len", "print"} and name in map(dotted, call.args))

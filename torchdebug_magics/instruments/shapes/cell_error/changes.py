@@ -7,13 +7,14 @@ import builtins
 import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from torchdebug_magics.instruments.shapes.cell_error.asked_truth import asked_truths
 from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, meanings
@@ -35,6 +36,10 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 """How an error names an option and its value."""
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
+_DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
+_MOST_KEYS = 10_000
+_WRAPPED = ("module", "dataset", "_orig_mod")
+"""The attributes in which a model or a dataset has the one that it wraps."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -52,6 +57,10 @@ class Change:
     """The statement that gave a variable its value, and what replaces it: then the one that raised stays as it is."""
     may_run: bool = True
     """Not what the user has to consent to, nor what has overwritten what it would need."""
+    choice: str = ""
+    """Of which choice it is one: where two of them would do, nobody knows which was meant."""
+    is_certain: bool = True
+    """Whether that it runs tells that it is meant."""
 
 
 class Changes:
@@ -74,21 +83,29 @@ class Changes:
             case ast.Assign([ast.Attribute() as target], value) if "as parameter" in str(self._error):
                 sentence = f"`{ast.unparse(target)}` is a parameter, and `{ast.unparse(value)}` is not"
                 yield self._change(value, expression(f"torch.nn.Parameter({ast.unparse(value)})"), sentence)
-        for old, new, sentence in asked_truths(self._error, self._statement, self._value):
-            yield self._change(old, new, sentence)
+        for old, new, sentence, is_certain in asked_truths(self._error, self._statement, self._value):
+            yield replace(self._change(old, new, sentence), is_certain=is_certain)
         for part in _parts(failing):
             yield from self._made_otherwise(part)
         if isinstance(self._error, AttributeError) and isinstance(failing, ast.Attribute):
+            yield from self.without_run()
             yield from self._attributes(failing)
         if isinstance(self._error, KeyError) and isinstance(failing, ast.Subscript):
             yield from self._keys(failing)
         if isinstance(failing, ast.Call):
             yield from self._options(failing)
-        yield from self._meant(failing)
+        yield from () if isinstance(self._error, IndexError) else self._meant(failing)
         if isinstance(failing, ast.Call):
             yield from self._arguments(failing)
             yield from self._numbers(failing)
-        yield from self._targets()
+
+    def without_run(self) -> Iterator[Change]:
+        """A function of Python's that is called as a method: ``batches.next()``."""
+        call = next((node for node in nodes(ast.Call, self._statement) if node.func is self._failing), None)
+        if isinstance(self._failing, ast.Attribute) and call is not None and not call.args and not call.keywords:
+            name, text = self._failing.attr, ast.unparse(self._failing.value)
+            if callable(getattr(builtins, name, None)):
+                yield self._change(call, expression(f"{name}({text})"), f"`{text}` has no method `{name}`, which is a function")
 
     def _change(self, old: ast.expr, new: ast.expr, sentence: str, above: str = "") -> Change:
         """With the expression exchanged; a variable wherever the statement reads it."""
@@ -125,34 +142,47 @@ class Changes:
         makes_tensor = called(failing) in _MAKERS and len(given) == 1
         for part, value in parts:
             numbered = self._numbered(value) if part is getattr(self._statement, "iter", None) else ()
-            for code, sentence in (*numbered, *meanings(value)):
-                is_remade = makes_tensor and isinstance(value, (list, tuple)) and code.startswith("torch.") and part in given
-                yield self._change(failing if is_remade else part, _written(code, part), f"`{ast.unparse(part)}` {sentence}")
-            if (
-                isinstance(failing, ast.Call)
-                and isinstance(value, (list, tuple))
-                and part in given
-                and not any(isinstance(item, torch.Tensor) for item in value)
-            ):
-                sentence = f"`{ast.unparse(part)}` is a {type(value).__name__}, whose items are expected one by one"
-                alone = (
-                    ast.Call(failing.func, part.elts, failing.keywords)
-                    if isinstance(part, (ast.List, ast.Tuple)) and len(given) == 1
-                    else None
+            for meaning in (*numbered, *self._of_list(part, value), *meanings(value)):
+                is_remade = makes_tensor and isinstance(value, list) and meaning.code.startswith("torch.") and part in given
+                changed = self._change(
+                    failing if is_remade else part, _written(meaning.code, part), f"`{ast.unparse(part)}` {meaning.sentence}"
                 )
-                yield self._change(part if alone is None else failing, alone or ast.Starred(part, ast.Load()), sentence)
+                yield replace(changed, choice=ast.unparse(part) if meaning.is_choice else "")
+            if isinstance(failing, ast.Call) and part in given and isinstance(value, list):
+                yield from self._one_by_one(failing, part, value)
             if isinstance(value, Mapping) and isinstance(self._error, AttributeError):
                 yield from self._state(value, part)
-        for kind in dict.fromkeys(type(value) for _, value in parts):
-            alike = [part for part, value in parts if type(value) is kind]
-            first = next(value for _, value in parts if type(value) is kind)
-            for code, sentence in meanings(first) if len(alike) > 1 else ():
-                yield self._all_changed(alike, code, sentence)
-        if isinstance(failing, ast.Call) and len(failing.args) > 1:
+        for kind in (float, np.ndarray, GeneratorType):
+            alike = [(part, value) for part, value in parts if isinstance(value, kind)]
+            for meaning in meanings(alike[0][1]) if len(alike) > 1 else ():
+                yield self._all_changed([part for part, _ in alike], meaning)
+        owner = getattr(self._value(failing.func), "__module__", None) if isinstance(failing, ast.Call) else None
+        if isinstance(failing, ast.Call) and len(failing.args) > 1 and str(owner).partition(".")[0] in {"torch", "torchvision", "None"}:
             gathered = ast.Call(failing.func, [ast.List(failing.args, ast.Load())], failing.keywords)
-            yield self._change(
-                failing, gathered, f"`{ast.unparse(failing.func)}` takes one list, and is given {len(failing.args)} arguments"
-            )
+            sentence = f"`{ast.unparse(failing.func)}` takes one list, and is given {len(failing.args)} arguments"
+            yield self._change(failing, gathered, sentence)
+
+    def _of_list(self, part: ast.expr, value: Any) -> Iterator[Meaning]:
+        """Of a list whose place tells more than its type: a batch, of which the first part is what a model is given; terms of a loss."""
+        tensors = [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+        if not tensors or len(tensors) < len(value):
+            return
+        if isinstance(self._error, AttributeError) and self._error.name == "backward" and all(item.numel() == 1 for item in tensors):
+            yield Meaning("sum({})", f"is a {type(value).__name__} of {len(value)} terms of a loss")
+        function = function_node(self._block.frame.f_code)
+        loops = [node for node in nodes(ast.For, function) if isinstance(part, ast.Name) and dotted(node.target) == part.id]
+        if any(isinstance(value_of(loop.iter, self._block.frame), DataLoader) for loop in loops):
+            yield Meaning("{}[0]", f"is a batch of {len(value)} parts, of which the first is the input")
+
+    def _one_by_one(self, failing: ast.Call, part: ast.expr, value: list[Any]) -> Iterator[Change]:
+        """The items of a list as arguments."""
+        if any(isinstance(item, torch.Tensor) for item in value):
+            return
+        sentence = f"`{ast.unparse(part)}` is a list, whose items are expected one by one"
+        if isinstance(part, ast.List) and len(failing.args) == 1 and not failing.keywords:
+            yield self._change(failing, ast.Call(failing.func, part.elts, []), sentence)
+        else:
+            yield self._change(part, ast.Starred(part, ast.Load()), sentence)
 
     def _numbered(self, value: Any) -> Iterator[Meaning]:
         """A loop that has a name for the number of each item."""
@@ -160,12 +190,12 @@ class Changes:
         if isinstance(target, ast.Tuple) and len(target.elts) == _PAIR and not isinstance(value, (int, float, Mapping)):
             is_nested, name = isinstance(target.elts[1], ast.Tuple), dotted(target.elts[0])
             if is_nested or name in _COUNTERS or name.endswith(("_i", "_idx", "_index", "_id")):
-                yield "enumerate({})", "gives its items without their numbers"
+                yield Meaning("enumerate({})", "gives its items without their numbers")
 
-    def _all_changed(self, parts: list[ast.expr], code: str, sentence: str) -> Change:
-        places = {span_of(part): _written(code, part) for part in parts}
+    def _all_changed(self, parts: list[ast.expr], meaning: Meaning) -> Change:
+        places = {span_of(part): _written(meaning.code, part) for part in parts}
         text = exchanged(self._statement, lambda node: places.get(span_of(node)) if isinstance(node, ast.expr) else None)
-        return Change(text, parts[0], _written(code, parts[0]), f"`{ast.unparse(parts[0])}` {sentence}")
+        return Change(text, parts[0], _written(meaning.code, parts[0]), f"`{ast.unparse(parts[0])}` {meaning.sentence}")
 
     def _named(self, name: str) -> Iterator[Change]:
         """The name that is not defined: mistyped, or of a module that was not imported."""
@@ -173,42 +203,42 @@ class Changes:
         reads = [node for node in nodes(ast.Name, self._statement) if node.id == name]
         if not reads:
             return
-        for near in difflib.get_close_matches(name, [each for each in known if not each.startswith("_")], 3, _ALIKE):
-            yield self._change(reads[0], ast.Name(near, ast.Load()), f"`{name}` is not defined, `{near}` is")
+        for near in _near_names(name, known):
+            yield replace(self._change(reads[0], ast.Name(near, ast.Load()), f"`{name}` is not defined, `{near}` is"), choice=name)
         if name in ALIASES:
             module = ALIASES[name]
             statement = f"import {module}" if name == module else f"import {module} as {name}"
             yield self._change(reads[0], reads[0], f"`{name}` is not imported", statement)
 
     def _attributes(self, failing: ast.Attribute) -> Iterator[Change]:
-        """An attribute that does not exist: of a part, a key, mistyped, or a function of Python's that was called as a method."""
+        """An attribute that does not exist: of what is wrapped, a key, or mistyped."""
         owner, name, text = self._value(failing.value), failing.attr, ast.unparse(failing.value)
-        call = next((node for node in nodes(ast.Call, self._statement) if node.func is failing), None)
-        if call is not None and callable(getattr(builtins, name, None)):
-            yield self._change(call, expression(f"{name}({text})"), f"`{text}` has no method `{name}`, which is a function")
         if owner is MISSING or owner is None:
             return
         kind = type(owner).__name__
         if isinstance(owner, Mapping) and name in owner:
             new = ast.Subscript(failing.value, ast.Constant(name), ast.Load())
             yield self._change(failing, new, f"`{text}` is a {kind}, whose items are taken with brackets")
-        inner = {**getattr(owner, "__dict__", {}), **(owner._modules if isinstance(owner, torch.nn.Module) else {})}
-        for attribute, part in inner.items():
+        for attribute in _WRAPPED:
+            part = getattr(owner, attribute, None) if isinstance(owner, (torch.nn.Module, Dataset)) else None
             own = {*part._modules, *part._parameters} if isinstance(part, torch.nn.Module) else set()
-            if not attribute.startswith("_") and (name in own or inspect.getattr_static(part, name, MISSING) is not MISSING):
+            if part is not None and (name in own or inspect.getattr_static(part, name, MISSING) is not MISSING):
                 deeper = ast.Attribute(ast.Attribute(failing.value, attribute, ast.Load()), name, ast.Load())
                 yield self._change(failing, deeper, f"`{text}` is a {kind}, and `{name}` is of its `{attribute}`")
-        for near in difflib.get_close_matches(name, [each for each in (*dir(owner), *inner) if not each.startswith("_")], 3, _ALIKE):
+        parts = owner._modules if isinstance(owner, torch.nn.Module) else {}
+        for near in _near_names(name, (*dir(owner), *parts)):
             what = f"`{text}`" if isinstance(owner, ModuleType) else f"`{text}`, a {kind},"
-            yield self._change(failing, ast.Attribute(failing.value, near, ast.Load()), f"{what} has no `{name}`: `{near}` is what it has")
+            new_name = ast.Attribute(failing.value, near, ast.Load())
+            yield replace(self._change(failing, new_name, f"{what} has no `{name}`: `{near}` is what it has"), choice=name)
 
     def _keys(self, failing: ast.Subscript) -> Iterator[Change]:
         """A key that a mapping does not have, mistyped."""
-        owner, key = self._value(failing.value), self._value(failing.slice)
-        known = [each for each in owner if isinstance(each, str)] if isinstance(owner, (Mapping, torch.nn.ModuleDict)) else []
-        for near in difflib.get_close_matches(key, known, 3, _ALIKE) if isinstance(key, str) else ():
+        owner, key = self._value(failing.value), failing.slice.value if isinstance(failing.slice, ast.Constant) else None
+        if not isinstance(owner, (Mapping, torch.nn.ModuleDict)) or not isinstance(key, str) or len(owner) > _MOST_KEYS:
+            return
+        for near in _near_names(key, [each for each in owner if isinstance(each, str)]):
             sentence = f"`{ast.unparse(failing.value)}` has no key {key!r}: {near!r} is what it has"
-            yield self._change(failing.slice, ast.Constant(near), sentence)
+            yield replace(self._change(failing.slice, ast.Constant(near), sentence), choice=key)
 
     def _state(self, value: Mapping[Any, Any], part: ast.expr) -> Iterator[Change]:
         """The state of a model in the place of the model, of which there is one with these names."""
@@ -252,7 +282,7 @@ class Changes:
         lacking = [name for name, each in wanted.items() if each.kind in _POSITIONAL and each.default is each.empty and name not in given]
         if len(lacking) == 1:
             names = [name for name, value in self._block.names.items() if _may_be(lacking[0], name, value)]
-            for name in sorted(names, key=lambda name: -difflib.SequenceMatcher(None, name, lacking[0]).ratio()):
+            for name in sorted(names, key=lambda name: (name != lacking[0], "val" not in name)):
                 new = ast.Call(failing.func, [*failing.args, ast.Name(name, ast.Load())], failing.keywords)
                 yield self._change(failing, new, f"`{text}` needs `{lacking[0]}`, and is not given it")
 
@@ -261,19 +291,11 @@ class Changes:
         kind = self._value(failing.func)
         given = [*failing.args, *(keyword.value for keyword in failing.keywords)]
         written = [(node.value, node) for node in given if isinstance(node, ast.Constant) and type(node.value) is int]
-        if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module):
+        if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module) or not _DIVIDES.search(str(self._error)):
             return
         for number, node in sorted(written, key=lambda pair: pair[0]):
             for near in sorted(range(max(1, number - _NEAR), number + _NEAR), key=lambda near, number=number: abs(near - number)):  # type: ignore[misc]
                 yield self._change(node, ast.Constant(near), f"{number} does not fit the other arguments: {near} does")
-
-    def _targets(self) -> Iterator[Change]:
-        """More values than there are names for them: the rest is left."""
-        if isinstance(self._error, ValueError) and "too many values to unpack" in str(self._error):
-            for target in (node for node in nodes(ast.Tuple, self._statement) if isinstance(node.ctx, ast.Store)):
-                new = ast.Tuple([*target.elts, ast.Starred(ast.Name("_", ast.Store()), ast.Store())], ast.Store())
-                sentence = f"there are more values than the {len(target.elts)} names `{ast.unparse(target)}`"
-                yield self._change(target, new, sentence)
 
     def _made_otherwise(self, part: ast.expr) -> Iterator[Change]:
         """A variable whose assignment gives what was not meant: a class, a tuple of one, a number for a loss, what a method returns."""
@@ -302,6 +324,24 @@ class Changes:
 
     def _remade(self, maker: ast.stmt, part: ast.expr, text: str, sentence: str) -> Change:
         return Change(self._statement, part, part, sentence, text, (maker, text))
+
+
+def _near_names(name: str, known: Iterable[str]) -> list[str]:
+    """The names that are this one with letters left out, put in or exchanged; of two that differ in a letter or number, each is another."""
+    near = difflib.get_close_matches(name, {each for each in known if not each.startswith("_")}, 5, _ALIKE)
+    return [
+        each
+        for each in near
+        if name.lower() == each.lower() or sorted(name) == sorted(each) or _is_part(name, each) or _is_part(each, name)
+    ]
+
+
+def _is_part(short: str, long: str) -> bool:
+    """Whether it is the other name with some letters, but no number, left out."""
+    letters = iter(long)
+    if len(short) >= len(long) or not all(letter in letters for letter in short):
+        return False
+    return sorted(filter(str.isdigit, short)) == sorted(filter(str.isdigit, long))
 
 
 def is_difference(node: ast.expr) -> bool:

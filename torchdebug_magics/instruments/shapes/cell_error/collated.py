@@ -65,8 +65,10 @@ def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failu
     missing = [at for at, sample in enumerate(samples) if sample is None]
     if missing:
         which = f"`dataset[{indices[missing[0]]}]`" if isinstance(indices, list) and len(indices) == len(samples) else "a sample"
-        code = "collate_fn=lambda batch: default_collate([sample for sample in batch if sample is not None])"
-        fixes = [Fix(code=code, verified=len(missing) < len(samples), why="leaves such samples out")]
+        rest = "torch.utils.data.default_collate([sample for sample in batch if sample is not None])"
+        present = [sample for sample in samples if sample is not None]
+        is_tried = bool(present) and _works(default_collate, present)
+        fixes = [Fix(code=f"collate_fn=lambda batch: {rest}", verified=is_tried, why="leaves such samples out")]
         return refusal(error, f"{which} is None: the dataset's `__getitem__` returned nothing", op="stack", fixes=fixes)
     for part in _parts((), samples):
         value = part.values[0]

@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +14,17 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 
-Meaning: TypeAlias = tuple[str, str]
-"""(the code, with ``{}`` for the expression, what the value is)."""
+
+class Meaning(NamedTuple):
+    """What to write for an expression, and what its value is."""
+
+    code: str
+    """With ``{}`` for the expression."""
+    sentence: str
+    is_choice: bool = False
+    """Whether it is one part of several: if another one would do as well, nobody knows which was meant."""
+
+
 _FEW = 12
 """Keys of a dict that are told from each other."""
 
@@ -27,23 +36,23 @@ def meanings(value: Any) -> Iterator[Meaning]:
             yield from ways(value)
             return
     if isinstance(value, type) and not issubclass(value, BaseException):
-        yield "{}()", "is a class, where an instance of it is expected"
+        yield Meaning("{}()", "is a class, where an instance of it is expected")
     elif inspect.isgenerator(value):
-        yield "list({})", "is a generator, which is read once and in order"
+        yield Meaning("list({})", "is a generator, which is read once and in order")
     elif hasattr(type(value), "iloc"):
-        yield "{}.iloc", "is indexed by its labels, and not by position"
-        yield "{}.to_numpy()", f"is a {type(value).__name__}, where an array is expected"
+        yield Meaning("{}.iloc", "is indexed by its labels, and not by position")
+        yield Meaning("{}.to_numpy()", f"is a {type(value).__name__}, where an array is expected")
 
 
 def _of_method(_: Any) -> Iterator[Meaning]:
-    yield "{}()", "is a method, and is not called"
+    yield Meaning("{}()", "is a method, and is not called")
 
 
 def _of_function(value: Any) -> Iterator[Meaning]:
     name = getattr(value, "__name__", "").replace("_", "").lower()
     modules = [each for each, kind in vars(torch.nn).items() if each.lower() == name and isinstance(kind, type)]
-    yield from ((f"torch.nn.{module}()", "is a function, where a module is expected") for module in modules)
-    yield "{}()", "is a function, and is not called"
+    yield from (Meaning(f"torch.nn.{module}()", "is a function, where a module is expected") for module in modules)
+    yield Meaning("{}()", "is a function, and is not called")
 
 
 def _of_text(value: str) -> Iterator[Meaning]:
@@ -52,62 +61,63 @@ def _of_text(value: str) -> Iterator[Meaning]:
     except (SyntaxError, ValueError):
         return
     if type(number) in {int, float}:
-        yield f"{type(number).__name__}({{}})", "is text, where a number is expected"
+        yield Meaning(f"{type(number).__name__}({{}})", "is text, where a number is expected")
 
 
-def _of_sequence(value: Any) -> Iterator[Meaning]:
-    kind = type(value).__name__
+def _of_list(value: list[Any]) -> Iterator[Meaning]:
     if len(value) == 1:
-        yield "{}[0]", f"is a {kind} of one item"
+        yield Meaning("{}[0]", "is a list of one item")
     if value and all(isinstance(item, torch.Tensor) for item in value):
         sizes = {tuple(item.shape) for item in value}
+        of = shape(next(iter(sizes)))
         if len(sizes) == 1:
-            of = shape(sizes.pop())
-            yield "torch.stack({})", f"is a {kind} of {len(value)} tensors" + (f" of {of}" if of else "")
+            yield Meaning("torch.stack({})", f"is a list of {len(value)} tensors" + (f" of {of}" if of else ""))
         else:
-            yield "torch.nn.utils.rnn.pad_sequence({}, batch_first=True)", f"is a {kind} of tensors of unequal sizes"
-        yield "torch.cat({})", f"is a {kind} of tensors"
-        yield "{}[0]", f"is a {kind} of {len(value)} tensors"
+            yield Meaning("torch.nn.utils.rnn.pad_sequence({}, batch_first=True)", "is a list of tensors of unequal sizes")
+    elif value and all(isinstance(row, (list, tuple)) for row in value) and len(set(map(len, value))) > 1:
+        rows = "torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in {}], batch_first=True)"
+        yield Meaning(rows, f"has rows of {min(map(len, value))} to {max(map(len, value))} values")
     else:
-        if value and all(isinstance(row, (list, tuple)) for row in value) and len(set(map(len, value))) > 1:
-            rows = "torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in {}], batch_first=True)"
-            yield rows, f"has rows of {min(map(len, value))} to {max(map(len, value))} values"
-        yield "torch.tensor({})", f"is a {kind}, where a tensor is expected"
-        if value and isinstance(value[0], torch.Tensor):
-            yield "{}[0]", f"is a {kind}, whose first item is a tensor"
+        yield Meaning("torch.tensor({})", "is a list, where a tensor is expected")
+
+
+def _of_tuple(value: tuple[Any, ...]) -> Iterator[Meaning]:
+    for place, item in enumerate(value[:_FEW]):
+        if isinstance(item, torch.Tensor) or len(value) == 1:
+            yield Meaning(f"{{}}[{place}]", f"is a tuple of {len(value)}", is_choice=len(value) > 1)
 
 
 def _of_array(value: np.ndarray[Any, Any]) -> Iterator[Meaning]:
     if any(step < 0 for step in value.strides):
-        yield "{}.copy()", "is a flipped view of an array, of which torch cannot be a view"
+        yield Meaning("{}.copy()", "is a flipped view of an array, of which torch cannot be a view")
     if value.dtype == object:
-        yield "{}.astype('float32')", "is an array of Python objects"
-    yield "torch.from_numpy({})", "is a NumPy array, where a tensor is expected"
-    yield "torch.from_numpy({}).float()", "is a NumPy array, where a tensor is expected"
-    yield "{}.tolist()", "is a NumPy array"
+        yield Meaning("{}.astype('float32')", "is an array of Python objects")
+    yield Meaning("torch.from_numpy({})", "is a NumPy array, where a tensor is expected")
+    yield Meaning("torch.from_numpy({}).float()", "is a NumPy array, where a tensor is expected")
+    yield Meaning("{}.tolist()", "is a NumPy array")
 
 
 def _of_tensor(value: torch.Tensor) -> Iterator[Meaning]:
-    for code in ("{}.item()", "{}.numpy()") if value.numel() == 1 else ("{}.numpy()", "{}.tolist()", "len({})"):
-        yield code, f"is a tensor{f' of {shape(tuple(value.shape))}' if value.dim() else ''}"
+    for code in ("{}.item()", "{}.numpy()") if value.numel() == 1 else ("{}.numpy()", "{}.tolist()"):
+        yield Meaning(code, f"is a tensor{f' of {shape(tuple(value.shape))}' if value.dim() else ''}")
 
 
 def _of_float(_: float) -> Iterator[Meaning]:
-    yield "int({})", "is a float, where an integer is expected"
+    yield Meaning("int({})", "is a float, where an integer is expected")
 
 
 def _of_modules(_: Any) -> Iterator[Meaning]:
-    yield "torch.nn.Sequential(*{})", "only holds modules, and cannot be called"
+    yield Meaning("torch.nn.Sequential(*{})", "only holds modules, and cannot be called")
 
 
 def _of_module(_: Any) -> Iterator[Meaning]:
-    yield "{}.parameters()", "is a module, where its parameters are expected"
-    yield "{}.state_dict()", "is a module, where its state is expected"
+    yield Meaning("{}.parameters()", "is a module, where its parameters are expected")
+    yield Meaning("{}.state_dict()", "is a module, where its state is expected")
 
 
 def _of_loader(_: Any) -> Iterator[Meaning]:
-    yield "iter({})", "is a DataLoader, and not its iterator"
-    yield "{}.dataset", "is a DataLoader, and not its dataset"
+    yield Meaning("iter({})", "is a DataLoader, and not its iterator")
+    yield Meaning("{}.dataset", "is a DataLoader, and not its dataset")
 
 
 def _of_mapping(value: Mapping[Any, Any]) -> Iterator[Meaning]:
@@ -115,15 +125,15 @@ def _of_mapping(value: Mapping[Any, Any]) -> Iterator[Meaning]:
     prefixes = {key.partition(".")[0] for key in keys}
     if len(prefixes) == 1 and all("." in key for key in keys):
         prefix = f"{prefixes.pop()}."
-        yield f"{{{{key.removeprefix({prefix!r}): value for key, value in {{}}.items()}}}}", f"has `{prefix}` before each name"
+        yield Meaning(f"{{{{key.removeprefix({prefix!r}): value for key, value in {{}}.items()}}}}", f"has `{prefix}` before each name")
     for key in keys:
         if isinstance(value[key], (Mapping, torch.nn.Module, torch.Tensor)) and len(keys) <= _FEW:
-            yield f"{{}}[{key!r}]", f"is a dict: {', '.join(f'`{name}`' for name in keys[:4])}"
-    yield "{}.items()", "is a dict, of which a loop gives the keys alone"
+            yield Meaning(f"{{}}[{key!r}]", f"is a dict: {', '.join(f'`{name}`' for name in keys[:4])}", is_choice=True)
+    yield Meaning("{}.items()", "is a dict, of which a loop gives the keys alone")
 
 
 def _of_iterator(value: Any) -> Iterator[Meaning]:
-    yield "list({})", f"is a {type(value).__name__}, which is read once and in order"
+    yield Meaning("list({})", f"is a {type(value).__name__}, which is read once and in order")
 
 
 _TABLE: tuple[tuple[Any, Callable[[Any], Iterator[Meaning]]], ...] = (
@@ -133,7 +143,8 @@ _TABLE: tuple[tuple[Any, Callable[[Any], Iterator[Meaning]]], ...] = (
     ),
     ((FunctionType, BuiltinFunctionType), _of_function),
     (str, _of_text),
-    ((list, tuple), _of_sequence),
+    (list, _of_list),
+    (tuple, _of_tuple),
     (np.ndarray, _of_array),
     (torch.Tensor, _of_tensor),
     (float, _of_float),

@@ -42,6 +42,13 @@ _LEFT_TO_OTHERS = (
 
 def meant_value(error: BaseException) -> Failure | None:
     """The change with which the statement that raised, and what follows it, run; None where there is none."""
+    try:
+        return _meant(error)
+    except Exception:  # noqa: BLE001 - objects of the user's may raise whatever they are asked
+        return None
+
+
+def _meant(error: BaseException) -> Failure | None:
     is_of_others = isinstance(error, RuntimeError) and any(words in str(error) for words in _LEFT_TO_OTHERS)
     if isinstance(error, (TorchDebugError, MemoryError)) or is_of_others:
         return None
@@ -56,6 +63,11 @@ def meant_value(error: BaseException) -> Failure | None:
         failing = next((whole for whole in wholes if isinstance(whole, ast.expr)), None)
     if block.statement is None or failing is None:
         return None
+    if not block.is_repeatable:
+        change = next(Changes(error, block, failing).without_run(), None) if isinstance(error, AttributeError) else None
+        return (
+            None if change is None else _failure(error, frame, block.statement, change, Outcome(None, has_passed=True, is_complete=False))
+        )
     try:
         with block.opened():
             best = _best(error, block, failing)
@@ -83,16 +95,23 @@ def _innermost(error: BaseException) -> TracebackType | None:
 
 
 def _best(error: BaseException, block: FailedBlock, failing: ast.expr) -> tuple[Change, Outcome] | None:
-    """The first change with which the whole block goes on, else the first with which the statement passes."""
-    passing: tuple[Change, Outcome] | None = None
+    """The first change with which the whole block goes on, else the first with which the statement passes.
+
+    None where it is one of several of a choice that would do as well.
+    """
+    passing: list[tuple[Change, Outcome]] = []
+    partly: tuple[Change, Outcome] | None = None
     for change in itertools.islice(Changes(error, block, failing), _MOST_TRIALS):
-        above = ast.parse(change.above).body
-        outcome = block.run(*above, change.statement) if change.may_run else Outcome(error, has_passed=True)
-        if outcome.has_passed and outcome.error is None:
-            return change, outcome
-        if outcome.has_passed and passing is None:
-            passing = change, outcome
-    return passing
+        if passing and change.choice != passing[0][0].choice:
+            break
+        outcome = block.run(*ast.parse(change.above).body, change.statement) if change.may_run else Outcome(error, has_passed=True)
+        if outcome.has_passed and (outcome.error is None or not change.may_run):
+            passing.append((change, outcome))
+            if not change.choice:
+                break
+        elif outcome.has_passed and not change.choice and partly is None:
+            partly = change, outcome
+    return passing[0] if len(passing) == 1 else partly if not passing else None
 
 
 def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change: Change, outcome: Outcome) -> Failure:
@@ -101,7 +120,9 @@ def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change
     assert tree is not None
     where = location(file, change.old.lineno if change.remade is None else change.remade[0].lineno, frame.f_code.co_name)
     edits = tuple(_edits(Source(where, tree), statement, change))
-    fix = Fix(code=edits[0].new if edits else ast.unparse(change.new), verified=bool(edits) and outcome.error is None, changes=edits)
+    was_tried = change.may_run and outcome.error is None and outcome.is_complete
+    code = edits[0].new if edits else ast.unparse(change.new)
+    fix = Fix(code=code, verified=bool(edits) and was_tried and change.is_certain, changes=edits)
     return replace(refusal(error, change.sentence, fixes=[fix]), location=where)
 
 
@@ -113,4 +134,5 @@ def _edits(source: Source, statement: ast.stmt, change: Change) -> Iterator[Edit
         yield source.before(statement, change.above)
     if not same(statement, change.statement):
         text = ast.unparse(change.statement)
-        yield source.replacing(statement, text.partition("\n")[0] if isinstance(statement, HEADS) else text)
+        is_branch = source.text(statement).startswith("elif")
+        yield source.replacing(statement, f"{'el' * is_branch}{text}".partition("\n")[0] if isinstance(statement, HEADS) else text)

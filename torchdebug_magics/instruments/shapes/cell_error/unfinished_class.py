@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import gc
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -59,30 +58,19 @@ def _lacking(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failu
 
 def _without_self(error: BaseException, kind: str, method_name: str) -> Failure | None:
     """A method whose first parameter is not the instance."""
-
-    def with_self(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
-        function = next((each for each in nodes(ast.FunctionDef, node) if each.name == method_name), None)
-        first = function.args.args[0].arg if function is not None and function.args.args else ""
-        if function is None or first in {"self", "cls"} or function.decorator_list:
-            return None
-        lines = source.text(node, whole=True).split("\n")
-        at = function.lineno - node.lineno
-        lines[at] = lines[at].replace(f"{method_name}({first}", f"{method_name}(self{', ' if first else ''}{first}", 1)
-        return "\n".join(lines), function
-
-    owner = next(
-        (
-            type(each)
-            for each in gc.get_objects()
-            if type(each).__name__ == kind and isinstance(each, (torch.nn.Module, torch.utils.data.Dataset))
-        ),
-        None,
-    )
-    return (
-        None
-        if owner is None
-        else _of_class(error, owner, f"`{kind}.{method_name}` has no parameter `self`, which Python passes first", with_self)
-    )
+    for source in cells():
+        for node in (node for node in nodes(ast.ClassDef, source.tree) if node.name == kind):
+            function = next((each for each in nodes(ast.FunctionDef, node) if each.name == method_name), None)
+            first = function.args.args[0].arg if function is not None and function.args.args else ""
+            if function is None or first in {"self", "cls"} or function.decorator_list:
+                return None
+            lines = source.text(node, whole=True).split("\n")
+            at = function.lineno - node.lineno
+            lines[at] = lines[at].replace(f"{method_name}({first}", f"{method_name}(self{', ' if first else ''}{first}", 1)
+            edit = source.replacing(node, "\n".join(lines), source.text(node, whole=True))
+            where = location(source.where.file, function.lineno, kind)
+            return _failure(error, f"`{kind}.{method_name}` has no parameter `self`, which Python passes first", where, (edit,))
+    return None
 
 
 def _returning_nothing(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
@@ -113,7 +101,10 @@ def _returns_nothing(frames: list[tuple[FrameType, int]]) -> type | None:
 def _with_return(source: Source, node: ast.ClassDef) -> tuple[str, ast.stmt] | None:
     function = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "forward"), None)
     last = function.body[-1] if function is not None else None
-    if function is None or not isinstance(last, (ast.Assign, ast.Expr)) or last.lineno == function.lineno:
+    is_computed = isinstance(last, ast.Assign) or (
+        isinstance(last, ast.Expr) and dotted(getattr(last.value, "func", None)).startswith("self.")
+    )
+    if function is None or not isinstance(last, (ast.Assign, ast.Expr)) or not is_computed or last.lineno == function.lineno:
         return None
     lines = source.text(node, whole=True).split("\n")
     indent = " " * (last.col_offset - node.col_offset)
@@ -130,7 +121,8 @@ def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]])
     if frame is None or not isinstance(error, (AttributeError, TypeError)):
         return None
     names = nodes(ast.Name, statement_at(tree_of(frame.f_code.co_filename), line))
-    modules = [value for name in names if isinstance(value := value_of(name, frame), torch.nn.Module)]
+    read = (value for name in names if isinstance(value := value_of(name, frame), torch.nn.Module))
+    modules = [module for module in read if type(module).__module__.startswith("torch.nn.modules.")]
     made = [module for module in modules if any(isinstance(value, torch.Tensor) for value in vars(module).values())]
     for module in made:
         kind = type(module).__name__
