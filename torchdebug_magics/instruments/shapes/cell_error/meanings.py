@@ -112,7 +112,6 @@ def _of_modules(_: Any) -> Iterator[Meaning]:
 
 def _of_module(_: Any) -> Iterator[Meaning]:
     yield Meaning("{}.parameters()", "is a module, where its parameters are expected")
-    yield Meaning("{}.state_dict()", "is a module, where its state is expected")
 
 
 def _of_loader(_: Any) -> Iterator[Meaning]:
