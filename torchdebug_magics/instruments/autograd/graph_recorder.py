@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 import weakref
 from contextlib import ExitStack
@@ -270,6 +271,8 @@ class Numbers(NamedTuple):
     """The largest absolute value."""
     are_bytes: bool
     """Whether all are whole, as those of a stored picture."""
+    mean: float = math.nan
+    deviation: float = math.nan
 
 
 class RootCall(NamedTuple):
@@ -306,7 +309,8 @@ class RootCall(NamedTuple):
         with modes_aside(), torch.no_grad():
             low, high = float(first.detach().min()), float(first.detach().max())
             are_bytes = low >= 0 and _LEAST_OF_BYTES < high <= _MOST_OF_BYTES and bool((first.detach() == first.detach().round()).all())
-            return self._replace(numbers=Numbers(max(-low, high), are_bytes=are_bytes))
+            deviation, mean = torch.std_mean(first.detach().double())
+            return self._replace(numbers=Numbers(max(-low, high), are_bytes, float(mean), float(deviation)))
 
 
 @dataclass

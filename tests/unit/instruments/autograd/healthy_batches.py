@@ -1181,4 +1181,35 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
     opt.step()
 """,
     ),
+    Program(
+        "log-probabilities that are weighed, summed as an entropy, or negative",
+        """\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y, weight in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8)) for _ in range(4)]:
+    likely = F.log_softmax(net(x), 1)
+    right = likely.gather(1, y[:, None])[:, 0]
+    loss = -(right * weight).mean() - 0.01 * (likely.exp() * likely).sum(1).mean() - likely[torch.arange(8), y].mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "standardized data in both, and time that goes on in the evaluation",
+        """\
+net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for t in torch.rand(64, 1).split(16):
+        loss = F.mse_loss(net(t), t.sin())
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        further = net(torch.linspace(0, 10, 50).unsqueeze(1))
+    net.train()
+""",
+    ),
 )

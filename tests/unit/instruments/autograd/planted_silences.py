@@ -1953,6 +1953,41 @@ for epoch in range(2):
 """,
         edits=(("pictures.float()", "pictures / 255"),),
     ),
+    Case(
+        name="an evaluation without the standardization",
+        kind="evaluated_on_bytes",
+        text="""\
+net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train, test = 100 + 20 * torch.randn(64, 6), 100 + 20 * torch.randn(16, 6)
+mean, std = train.mean(0), train.std(0)
+for epoch in range(2):
+    net.train()
+    for x in train.split(16):
+        loss = F.cross_entropy(net((x - mean) / std), torch.randint(2, (16,)))  #> saved
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        right = (net(test).argmax(1) == 1).sum()  #> location
+""",
+    ),
+    Case(
+        name="log-probabilities of the classes that are minimized",
+        kind="loss_input",
+        text="""\
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    likely = F.log_softmax(net(x), 1)
+    loss = likely.gather(1, y[:, None]).mean()  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("loss = likely.gather(1, y[:, None]).mean()", "loss = -likely.gather(1, y[:, None]).mean()"),),
+    ),
 )
 
 CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -16,7 +16,12 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_column, one_row_for_all
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import accidental_broadcast, compared_scores, misfit_losses
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
+    accidental_broadcast,
+    compared_scores,
+    misfit_losses,
+    unlikely_classes,
+)
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
@@ -33,6 +38,7 @@ from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
     wasted_terms,
 )
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
+from torchdebug_magics.instruments.autograd.graph_recorder import Numbers, RootCall
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
@@ -69,6 +75,8 @@ _WASTED = 2
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
 _SCALE = 20.0
+_CENTERED, _SPREAD, _FAR = 0.5, 2.0, 10.0
+"""How near to 0 the mean of standardized data is, by what factor their deviation may differ from 1, and how far others are from it."""
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
 
@@ -332,7 +340,12 @@ def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     trained = {root: seen for (root, with_gradients, _), seen in calls.items() if with_gradients and seen.parameters & facts.updated}
     for (root, with_gradients, _), seen in calls.items():
         usual = trained.get(root) if not with_gradients else None
-        if usual is None or seen.numbers is None or usual.numbers is None or seen.numbers.are_bytes == usual.numbers.are_bytes:
+        if usual is None or seen.numbers is None or usual.numbers is None:
+            continue
+        if seen.numbers.are_bytes == usual.numbers.are_bytes:
+            if _is_of_another_scale(seen.numbers, usual.numbers):
+                yield _unprepared(seen, usual)
+                return
             continue
         words = ("evaluated", "trained") if seen.numbers.are_bytes else ("trained", "evaluated")
         scaled, largest = sorted((seen.numbers.largest, usual.numbers.largest))
@@ -347,6 +360,28 @@ def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 explanation="whole numbers up to 255 are pictures as they are stored",
             )
             return
+
+
+def _is_of_another_scale(seen: Numbers, usual: Numbers) -> bool:
+    """Whether one of the two inputs is centered on 0 with a deviation of 1, as standardized data are, and the other far from that."""
+    standard, other = sorted((seen, usual), key=lambda numbers: abs(numbers.mean))
+    is_standard = abs(standard.mean) < _CENTERED and 1 / _SPREAD < standard.deviation < _SPREAD
+    return is_standard and abs(other.mean) > _FAR * max(standard.deviation, other.deviation / _SPREAD, 1.0)
+
+
+def _unprepared(seen: RootCall, usual: RootCall) -> AutogradFinding:
+    assert seen.numbers is not None
+    assert usual.numbers is not None
+    words = [f"{number(numbers.mean)} ± {number(numbers.deviation)}" for numbers in (usual.numbers, seen.numbers)]
+    return finding(
+        "evaluated_on_bytes",
+        f"`{seen.name}` is trained on numbers of {words[0]}, and evaluated on numbers of {words[1]}",
+        call_line(seen.op),
+        "prepare the data for both in the same way: one of them is standardized, and one is not",
+        saved_at=call_line(usual.op),
+        explanation="mean and standard deviation of the first batch of each",
+        is_hint=True,
+    )
 
 
 def _scaled_at(where: Location | None, model: str) -> tuple[Edit, ...]:
@@ -368,7 +403,8 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, moved_axes, one_row_for_all, early_reductions, accidental_broadcast, _shared_memory, nothing_reached, wrong_order,
     wrong_tensors, frozen_in_vain, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, compared_scores, one_column, trained_in_eval_mode, evaluated_in_training_mode,
+    stopped_gradients, constant_gradients, misfit_losses, unlikely_classes, compared_scores, one_column,
+    trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, unused_weights,
 )  # fmt: skip

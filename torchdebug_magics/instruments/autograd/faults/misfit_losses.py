@@ -39,6 +39,7 @@ _UNEQUAL = {
 """(function, module), by the first op, of losses whose two arguments mean different things."""
 _COMPARED = {"compares scores": frozenset({"max", "topk", "sort"}), "asks for more than 0": frozenset({"sigmoid"})}
 """The ops whose results must not be compared so."""
+_AVERAGES = frozenset({"mean", "sum", "div", "squeeze", "unsqueeze", "ones_like", "detach", *_PASSES_ON, "_local_scalar_dense"})
 _DIVERGENCE = "kl_div", "KLDivLoss"
 
 
@@ -62,6 +63,32 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_distance(op, maker, op.target_span)
         else:
             continue
+        return
+
+
+def unlikely_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Log-probabilities of the classes whose mean itself is the loss: each update makes the right class less likely."""
+    losses = {backward.loss for backward in facts.course.backwards if backward.is_recorded}
+    for op in facts.tape.ops:
+        maker = _before_views(next(iter(op.parents), None)) if op.name in {"gather", "index"} and op.is_forward else None
+        if maker is None or maker.name != "_log_softmax":
+            continue
+        later = list(walk([op], lambda each: facts.consumers.get(each.index, ())))
+        last = next((each for each in later if any(use.tensor in losses for use in each.makes)), None)
+        if last is None or not all(each is op or each.name in _AVERAGES for each in later):
+            continue
+        value: ast.expr | None = getattr(statement_at(last.where), "value", None)
+        new = None if value is None else ast.UnaryOp(ast.USub(), value)
+        yield finding(
+            "loss_input",
+            "the log-probabilities of the right classes are minimized",
+            last.where,
+            "write a minus before them" if new is None else f"`{ast.unparse(new)}`",
+            edits=() if value is None else exchanging(last.where, value, new),
+            op=op.name,
+            saved_at=op.where if op.where != last.where else None,
+            explanation="they are below 0, and each update makes the loss smaller: these classes become less likely",
+        )
         return
 
 
