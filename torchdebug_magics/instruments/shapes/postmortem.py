@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_r
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
-from torchdebug_magics.instruments.shapes.cell_error.to_the_end import tried_to_the_end
+from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
 from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import fractional_size
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
@@ -49,7 +49,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
         return tried_to_the_end(report, error)
     meant = meant_value(error)
     report = report if report is not None or meant is not None else _explained(error, layout)
-    return report if meant is None else ShapesReport(failure=meant, layout=layout)
+    return report if meant is None else ShapesReport(failure=meant, layout=layout, notes=(RERUN,))
 
 
 def _explained(error: Exception, layout: Layout) -> ShapesReport | None:

@@ -74,6 +74,8 @@ class Fix:
     """How many places have to be changed."""
     changes: tuple[Edit, ...] = ()
     """The same as edits of the user's code; empty where the code alone does not say where it is to stand."""
+    to_the_end: bool = False
+    """Whether it was tried with the values themselves, up to the end of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)

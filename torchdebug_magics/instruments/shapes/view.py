@@ -88,11 +88,12 @@ def _fix(fix: Fix, *, alone: bool) -> str:
     """The code to write, what it does, and how it was verified; words, such as the size of an input, are not set as code."""
     edits = "` and `".join(line.strip() for line in fix.code.splitlines() if line.strip())
     try:
-        ast.parse(fix.code)
+        ast.parse(f"{fix.code.removeprefix('el')} pass" if fix.code.endswith(":") else fix.code)
         edits = f"`{edits}`"
     except SyntaxError:
         pass
     verified = "verified on zeros of the same shapes" if alone else "verified on a copy"
+    verified = "verified to the end of the step" if fix.to_the_end else verified
     return f"{edits}{f' · {fix.why}' if fix.why else ''} · {verified if fix.verified else 'not verified'}"
 
 

@@ -122,7 +122,7 @@ def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change
     edits = tuple(_edits(Source(where, tree), statement, change))
     was_tried = change.may_run and outcome.error is None and outcome.is_complete
     code = edits[0].new if edits else ast.unparse(change.new)
-    fix = Fix(code=code, verified=bool(edits) and was_tried and change.is_certain, changes=edits)
+    fix = Fix(code=code, verified=bool(edits) and was_tried and change.is_certain, changes=edits, to_the_end=was_tried)
     return replace(refusal(error, change.sentence, fixes=[fix]), location=where)
 
 

@@ -23,6 +23,7 @@ from torchdebug_magics.report import Edit
 _MOST_FLOPS = 1e11
 """Of a forward that is run again with data, several times."""
 _MOST_FIXES = 4
+RERUN = "the line that raised, and what follows it in its block, were run again with the fix; all that they changed is as it was"
 
 
 def tried_to_the_end(report: ShapesReport, error: BaseException) -> ShapesReport:
@@ -44,16 +45,18 @@ def tried_to_the_end(report: ShapesReport, error: BaseException) -> ShapesReport
                 goes_on = _goes_on(block, codes, with_edits(replace(report, failure=candidate)).edits)
                 first = goes_on if candidate is candidates[0] else first
                 if goes_on or first is None:  # what nobody can try is left as it is
-                    return replace(report, failure=candidate) if goes_on else report
+                    return replace(report, failure=candidate, notes=(*report.notes, RERUN)) if goes_on else report
     except (Irrevocable, Exception):  # noqa: BLE001 - of an error of the trial's own, the report knows nothing
         return report
     first_fix = replace(failure.fixes[0], verified=False)
-    return replace(report, failure=replace(failure, fixes=(first_fix, *failure.fixes[1:]), fix_state="compiles"))
+    return replace(
+        report, failure=replace(failure, fixes=(first_fix, *failure.fixes[1:]), fix_state="compiles"), notes=(*report.notes, RERUN)
+    )
 
 
 def _led_by(failure: Failure, place: int) -> Failure:
-    fixes = (failure.fixes[place], *failure.fixes[:place], *failure.fixes[place + 1 :])
-    return failure if place == 0 else replace(failure, fixes=fixes, fix="", edits=(), fix_state="advice")
+    fixes = (replace(failure.fixes[place], to_the_end=True), *failure.fixes[:place], *failure.fixes[place + 1 :])
+    return replace(failure, fixes=fixes) if place == 0 else replace(failure, fixes=fixes, fix="", edits=(), fix_state="advice")
 
 
 def _goes_on(block: FailedBlock, codes: set[CodeType], edits: Sequence[Edit]) -> bool | None:
