@@ -34,7 +34,7 @@ def tried_to_the_end(report: ShapesReport, error: BaseException) -> ShapesReport
     frames = list(_frames(error.__traceback__))
     caller = _caller(frames)
     block = None if caller is None else FailedBlock(*caller, Guard())
-    if block is None or block.statement is None:
+    if block is None or block.statement is None or not block.is_repeatable:
         return report
     candidates = [_led_by(failure, place) for place in range(min(_MOST_FIXES, len(failure.fixes)))]
     codes = {frame.f_code for frame, _ in frames if frame is not block.frame}
