@@ -1212,4 +1212,16 @@ for epoch in range(2):
     net.train()
 """,
     ),
+    Program(
+        "a look at the shapes of a new model, and an evaluation in evaluation mode",
+        """\
+from torch.utils.data import DataLoader
+net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+with torch.no_grad():
+    print(net(torch.randn(3, 4)).shape)
+    net.eval()
+    for x in DataLoader(torch.randn(32, 4), batch_size=8):
+        out = net(x)
+""",
+    ),
 )

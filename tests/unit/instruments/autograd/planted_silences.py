@@ -1954,6 +1954,18 @@ for epoch in range(2):
         edits=(("pictures.float()", "pictures / 255"),),
     ),
     Case(
+        name="a cell that only evaluates, with a model of a dict that was trained before",
+        kind="eval_in_train_mode",
+        text="""\
+from torch.utils.data import DataLoader
+config = {"net": nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))}
+with torch.no_grad():
+    for x in DataLoader(torch.randn(32, 4), batch_size=8):
+        out = config["net"](x)  #> location
+""",
+        edits=(('        out = config["net"](x)', "        config['net'].eval()\n        out = config[\"net\"](x)"),),
+    ),
+    Case(
         name="an evaluation without the standardization",
         kind="evaluated_on_bytes",
         text="""\

@@ -261,6 +261,7 @@ def test_a_change_that_only_passes_its_own_line_is_not_verified(shell: Interacti
 
 
 UNDECIDED = {
+    "samples of unequal shapes": "for z in DataLoader([torch.zeros(2, 3), torch.zeros(4, 3, 5)], batch_size=2):\n    pass",
     "which part of a checkpoint": "both = {'gen': net.state_dict(), 'disc': net.state_dict()}\nnet.load_state_dict(both)",
     "which value of a dict": "out = {'loss': x, 'logits': x}\nz = out.softmax(-1)",
     "which item of a tuple": "out = (x, x)\nz = out.softmax(-1)",

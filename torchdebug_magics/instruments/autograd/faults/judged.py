@@ -274,16 +274,21 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A model that is trained, called without gradients and with BatchNorm or Dropout in training mode."""
-    for (_, with_gradients, training), seen in facts.watched.recorder.root_calls.items():
-        is_suspect = not with_gradients and training and seen.modes and seen.parameters & facts.updated
+    """A model that is trained, or a cell that only evaluates, called without gradients and with BatchNorm or Dropout in training mode."""
+    evaluates_only = not facts.course.events and facts.watched.loaders.batches_count > 1
+    calls = facts.watched.recorder.root_calls
+    for (root, with_gradients, training), seen in calls.items():
+        is_only = evaluates_only and not any((root, each, False) in calls for each in (True, False))
+        is_suspect = not with_gradients and training and seen.modes and (is_only or seen.parameters & facts.updated)
         if is_suspect and not _feeds_a_loss(facts.tape, seen.op):
             where = call_line(seen.op)
+            value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
+            name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
             yield finding(
                 "eval_in_train_mode",
-                f"`{seen.name}` is evaluated in training mode",
+                f"`{name}` is evaluated in training mode",
                 where,
-                f"call `{seen.name}.eval()` before `{where.source if where is not None else 'the call'}`",
+                f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
                 explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
                 is_hint=True,
             )

@@ -79,6 +79,7 @@ class LoaderWatch:
         self._steps_count = steps_count
         self.empty: AutogradFinding | None = None
         self.samples = SampleWatch()
+        self.batches_count = 0
         self._line: Line | None = None
         """Of the loop over that."""
         self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
@@ -95,6 +96,7 @@ class LoaderWatch:
             if self.empty is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
                 self._guard.run("the look at an empty loader", self._meet, iterator)
             raise
+        self.batches_count += 1
         if self.empty is not None and self._line is self._line_here():
             self.empty = None  # another loader there has batches: that one has none may be meant
         self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch, is_first=iterator._num_yielded == 1)

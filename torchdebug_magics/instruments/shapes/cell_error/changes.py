@@ -136,8 +136,10 @@ class Changes:
     def _meant(self, failing: ast.expr) -> Iterator[Change]:
         """Each part by itself, then all parts of a type."""
         parts = [(part, value) for part in _parts(failing) if (value := self._value(part)) is not MISSING]
-        is_of_shape = isinstance(self._error, RuntimeError)
-        parts = [(part, value) for part, value in parts if not (is_of_shape and isinstance(value, torch.Tensor))]
+        if isinstance(self._error, RuntimeError) and not isinstance(
+            self._error, NotImplementedError
+        ):  # the types are right, and sizes or dtypes are not; a state is a matter of its keys
+            parts = [(part, value) for part, value in parts if isinstance(value, Mapping)]
         given = [*failing.args, *failing.keywords] if isinstance(failing, ast.Call) else []
         makes_tensor = called(failing) in _MAKERS and len(given) == 1
         for part, value in parts:
