@@ -136,9 +136,8 @@ class Changes:
     def _meant(self, failing: ast.expr) -> Iterator[Change]:
         """Each part by itself, then all parts of a type."""
         parts = [(part, value) for part in _parts(failing) if (value := self._value(part)) is not MISSING]
-        if isinstance(self._error, RuntimeError) and not isinstance(
-            self._error, NotImplementedError
-        ):  # the types are right, and sizes or dtypes are not; a state is a matter of its keys
+        # Then the types are right, and sizes or dtypes are not; a state is a matter of its keys.
+        if isinstance(self._error, RuntimeError) and not isinstance(self._error, NotImplementedError):
             parts = [(part, value) for part, value in parts if isinstance(value, Mapping)]
         given = [*failing.args, *failing.keywords] if isinstance(failing, ast.Call) else []
         makes_tensor = called(failing) in _MAKERS and len(given) == 1
