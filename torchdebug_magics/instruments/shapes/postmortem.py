@@ -35,6 +35,7 @@ from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUG
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, raised_at
 
@@ -44,12 +45,14 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
+    guard = Guard()  # what is run again may ask objects of the user's, which raise whatever they like
     report = None if drops_result(error) else _explained(error, layout)
     if report is not None and report.fix:
-        return tried_to_the_end(report, error)
-    meant = meant_value(error)
-    report = report if report is not None or meant is not None else _explained(error, layout)
-    return report if meant is None else ShapesReport(failure=meant, layout=layout, notes=(RERUN,))
+        report = guard.run("the trial to the end of the step", tried_to_the_end, report, error) or report
+    else:
+        meant = guard.run("the search for what was meant", meant_value, error)
+        report = ShapesReport(failure=meant, layout=layout, notes=(RERUN,)) if meant is not None else report or _explained(error, layout)
+    return report if report is None else replace(report, problems=(*report.problems, *guard.problems))
 
 
 def _explained(error: Exception, layout: Layout) -> ShapesReport | None:

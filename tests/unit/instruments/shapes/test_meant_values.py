@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from tests.unit.instruments.shapes.failed_cells import after_error
 from torchdebug_magics import fixed_source
 
 if TYPE_CHECKING:
@@ -167,23 +168,12 @@ CASES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def _explained(shell: InteractiveShell, *cells: str) -> Any:
-    from IPython.utils.capture import capture_output
-
-    with capture_output():
-        for cell in cells[:-1]:
-            assert shell.run_cell(cell, store_history=True).success, cell
-        assert not shell.run_cell(cells[-1], store_history=True).success
-        shell.run_cell("%torchdebug -o report", store_history=True)
-    return shell.user_ns["report"]
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_edit_repairs_the_cell(case: tuple[str, str, str], shell: InteractiveShell) -> None:
     from IPython.utils.capture import capture_output
 
     cell, line, verdict = case
-    report = _explained(shell, SETUP, cell)
+    report = after_error(shell, SETUP, cell)
     assert report.verdict.startswith(verdict), report.verdict
     assert report.fix_state == ("compiles" if "next(batches)" in line else "verified")  # an iterator cannot be put back: nothing is run
     (source,) = fixed_source(report).values()
@@ -209,13 +199,13 @@ def test_the_edit_repairs_the_cell(case: tuple[str, str, str], shell: Interactiv
     ],
 )
 def test_an_error_of_another_kind_gets_no_code(cell: str, shell: InteractiveShell) -> None:
-    assert _explained(shell, SETUP, cell).edits == ()
+    assert after_error(shell, SETUP, cell).edits == ()
 
 
 def test_a_file_that_may_run_code_is_not_loaded(shell: InteractiveShell, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     cell = f"import torch\nfrom torch import nn\ntorch.save(nn.Linear(2, 2), {str(file)!r})"
-    report = _explained(shell, cell, f"m = torch.load({str(file)!r})")
+    report = after_error(shell, cell, f"m = torch.load({str(file)!r})")
     assert report.fix_state == "compiles"
     assert "weights_only=False" in report.fix
 
@@ -256,7 +246,7 @@ def test_the_trials_leave_nothing_behind(shell: InteractiveShell, tmp_path: Path
 
 def test_a_change_that_only_passes_its_own_line_is_not_verified(shell: InteractiveShell) -> None:
     """The rest of the block raises whatever is done: it is told so."""
-    report = _explained(shell, SETUP, "t = torch.tensor([x[0], x[1]])\nassert t.dim() == 5")
+    report = after_error(shell, SETUP, "t = torch.tensor([x[0], x[1]])\nassert t.dim() == 5")
     assert report.fix_state == "compiles"
 
 
@@ -279,15 +269,15 @@ UNDECIDED = {
 
 @pytest.mark.parametrize("cell", UNDECIDED.values(), ids=UNDECIDED)
 def test_what_nobody_can_know_is_not_guessed(cell: str, shell: InteractiveShell) -> None:
-    assert _explained(shell, SETUP, cell).edits == ()
+    assert after_error(shell, SETUP, cell).edits == ()
 
 
 def test_a_branch_stays_a_branch(shell: InteractiveShell) -> None:
-    report = _explained(shell, SETUP, "flag = 0\nif flag > 3:\n    z = 1\nelif x:\n    z = 2")
+    report = after_error(shell, SETUP, "flag = 0\nif flag > 3:\n    z = 1\nelif x:\n    z = 2")
     (source,) = fixed_source(report).values()
     assert "elif x is not None:" in source
 
 
 def test_an_object_that_refuses_to_be_looked_at_is_left_alone(shell: InteractiveShell) -> None:
     cell = "class Odd:\n    def __dir__(self):\n        raise RuntimeError('no')\nz = Odd().missing()"
-    assert _explained(shell, SETUP, cell).edits == ()
+    assert after_error(shell, SETUP, cell).edits == ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from tests.unit.instruments.shapes.failed_cells import after_error
 from torchdebug_magics import fixed_source
 
 if TYPE_CHECKING:
@@ -37,21 +38,10 @@ def train():
 """
 
 
-def _asked(shell: InteractiveShell, *cells: str) -> Any:
-    from IPython.utils.capture import capture_output
-
-    with capture_output():
-        for cell in cells[:-1]:
-            assert shell.run_cell(cell, store_history=True).success, cell
-        assert not shell.run_cell(cells[-1], store_history=True).success
-        shell.run_cell("%torchdebug -o report", store_history=True)
-    return shell.user_ns["report"]
-
-
 def test_what_is_changed_before_a_line_replaces_nothing_and_the_step_goes_on(shell: InteractiveShell) -> None:
     from IPython.utils.capture import capture_output
 
-    report = _asked(shell, SETUP, "train()")
+    report = after_error(shell, SETUP, "train()")
     assert report.fix_state == "verified"
     (source,) = fixed_source(report).values()
     assert "self.conv(x)), 2)\n        x = x.flatten(1)\n" in source
@@ -78,7 +68,7 @@ def test_the_trial_changes_neither_weights_nor_code_nor_random_numbers(shell: In
 
 def test_a_fix_after_which_the_step_fails_is_not_verified(shell: InteractiveShell) -> None:
     """The sizes are made to fit, and what comes after them cannot be computed whatever is done."""
-    report = _asked(shell, SETUP, "x, y = data[0]\nout = net(x)\nassert out.dim() == 7")
+    report = after_error(shell, SETUP, "x, y = data[0]\nout = net(x)\nassert out.dim() == 7")
     assert report.fix_state == "compiles"
 
 
@@ -94,7 +84,7 @@ class Judge(nn.Module):
         return F.mse_loss(self.vgg(output), self.vgg(target))
 judge = Judge()
 """
-    report = _asked(shell, SETUP + judge, cell)
+    report = after_error(shell, SETUP + judge, cell)
     assert report.fix_state == "verified"
     (source,) = fixed_source(report).values()
     assert "judge(a.expand(-1, 3, -1, -1), b.expand(-1, 3, -1, -1))" in source

@@ -11,8 +11,8 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
-from torchdebug_magics.probing.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.syntax import called, dotted, expression, last_name, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
 

@@ -21,7 +21,7 @@ from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, bound_inside, bound_names, copied, dotted, expression, nodes, read_names, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, location
-from torchdebug_magics.probing.what_follows import FailedBlock
+from torchdebug_magics.probing.state.what_follows import FailedBlock
 
 _ROUNDS = 20
 _QUIET = frozenset({"torch", "numpy", "builtins", "math", "operator", "random"})
@@ -38,22 +38,22 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     is_waiting = all(isinstance(node, (ast.Pass, ast.Expr)) and not any(nodes(ast.Call, node)) for node in loop.body)
     if block.statement is not loop or is_waiting or not block.is_repeatable or _others_run():
         return None
-    asked = _operands(loop.test)
+    operands = _operands(loop.test)
     known = {**frame.f_globals, **block.names}
     if not all(_is_plain(call.func, frame, known) for call in nodes(ast.Call, loop)):
         return None
-    state = [*asked, *(ast.Name(name, ast.Load()) for name in sorted((read_names(*loop.body) | bound_names(*loop.body)) & known.keys()))]
+    state = [*operands, *(ast.Name(name, ast.Load()) for name in sorted((read_names(*loop.body) | bound_names(*loop.body)) & known.keys()))]
     try:
         with block.opened():
             if not block.is_idle(_ROUNDS, _tuple(state)):
                 return None
-            before = block.value(_tuple(asked))
+            before = block.value(_tuple(operands))
             guarded = next(
                 (each for each in _guarded(loop, block.names) if (outcome := block.run(each)).has_passed and outcome.error is None), None
             )
     except (Irrevocable, Exception):  # noqa: BLE001 - a round that cannot be undone, or that raises
         return None
-    text, values = ast.unparse(loop.test), zip(map(ast.unparse, asked), before, strict=False)
+    text, values = ast.unparse(loop.test), zip(map(ast.unparse, operands), before, strict=False)
     where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
     source = Source(where, tree)
     new = "" if guarded is None else f"while {ast.unparse(guarded.test)}:"
@@ -62,7 +62,7 @@ def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
         cause="infinite_loop",
         headline=f"`while {text}` never ends: {_ROUNDS} more rounds change nothing of that",
         location=where,
-        fix=f"`{new}`" if new else f"change `{ast.unparse(asked[0])}` inside the loop",
+        fix=f"`{new}`" if new else f"change `{ast.unparse(operands[0])}` inside the loop",
         fix_state="verified" if new else "advice",
         edits=(source.replacing(loop, new),) if new else (),
         reason=f"when it was stopped: {', '.join(f'{part} = {value}' for part, value in values if type(value) in {int, float})}",

@@ -21,7 +21,7 @@ from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, me
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.fix_check import ALIASES
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, exchanged, expression, method, nodes, span_of, tree_of
-from torchdebug_magics.probing.what_follows import FailedBlock
+from torchdebug_magics.probing.state.what_follows import FailedBlock
 
 _ALIKE = 0.75
 """Likeness of two names of which one is the other, mistyped."""
@@ -36,6 +36,7 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 """How an error names an option and its value."""
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
+GIVEN_TENSORS = "`{}` is a class, and is given tensors as its options: make an instance, then call that"
 _DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
 _MOST_KEYS = 10_000
 _WRAPPED = ("module", "dataset", "_orig_mod")
@@ -75,6 +76,24 @@ class Changes:
         if isinstance(self._error, NameError):
             yield from self._named(self._error.name or "")
             return
+        yield from self._of_statement()
+        for part in _parts(failing):
+            yield from self._made_otherwise(part)
+        if isinstance(failing, ast.Call) and self._gives_class_tensors(failing):
+            yield self._change(failing, instance_called(failing), GIVEN_TENSORS.format(ast.unparse(failing.func)))
+        if isinstance(self._error, AttributeError) and isinstance(failing, ast.Attribute):
+            yield from self.without_run()
+            yield from self._attributes(failing)
+        if isinstance(self._error, KeyError) and isinstance(failing, ast.Subscript):
+            yield from self._keys(failing)
+        yield from self._options(failing) if isinstance(failing, ast.Call) else ()
+        yield from () if isinstance(self._error, IndexError) else self._meant(failing)
+        if isinstance(failing, ast.Call):
+            yield from self._arguments(failing)
+            yield from self._numbers(failing)
+
+    def _of_statement(self) -> Iterator[Change]:
+        """What a statement means as a whole: a dropped result, a parameter, a truth."""
         match self._statement:
             case ast.Expr(ast.BinOp(ast.Name() as left, _, right) as whole) if is_difference(whole):
                 text = ast.Assign([ast.Name(left.id, ast.Store())], right, lineno=self._statement.lineno)
@@ -85,19 +104,6 @@ class Changes:
                 yield self._change(value, expression(f"torch.nn.Parameter({ast.unparse(value)})"), sentence)
         for old, new, sentence, is_certain in asked_truths(self._error, self._statement, self._value):
             yield replace(self._change(old, new, sentence), is_certain=is_certain)
-        for part in _parts(failing):
-            yield from self._made_otherwise(part)
-        if isinstance(self._error, AttributeError) and isinstance(failing, ast.Attribute):
-            yield from self.without_run()
-            yield from self._attributes(failing)
-        if isinstance(self._error, KeyError) and isinstance(failing, ast.Subscript):
-            yield from self._keys(failing)
-        if isinstance(failing, ast.Call):
-            yield from self._options(failing)
-        yield from () if isinstance(self._error, IndexError) else self._meant(failing)
-        if isinstance(failing, ast.Call):
-            yield from self._arguments(failing)
-            yield from self._numbers(failing)
 
     def without_run(self) -> Iterator[Change]:
         """A function of Python's that is called as a method: ``batches.next()``."""
@@ -106,6 +112,11 @@ class Changes:
             name, text = self._failing.attr, ast.unparse(self._failing.value)
             if callable(getattr(builtins, name, None)):
                 yield self._change(call, expression(f"{name}({text})"), f"`{text}` has no method `{name}`, which is a function")
+
+    def _gives_class_tensors(self, failing: ast.Call) -> bool:
+        kind = self._value(failing.func)
+        is_of_modules = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+        return is_of_modules and any(isinstance(self._value(part), torch.Tensor) for part in failing.args)
 
     def _change(self, old: ast.expr, new: ast.expr, sentence: str, above: str = "") -> Change:
         """With the expression exchanged; a variable wherever the statement reads it."""
@@ -348,6 +359,11 @@ def _is_part(short: str, long: str) -> bool:
 def is_difference(node: ast.expr) -> bool:
     """``x - f(x)``, which is ``x = f(x)`` but for one sign."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Name)
+
+
+def instance_called(call: ast.Call) -> ast.Call:
+    """``nn.ReLU()(x)`` for ``nn.ReLU(x)``."""
+    return ast.Call(ast.Call(call.func, [], []), call.args, call.keywords)
 
 
 def _written(code: str, part: ast.expr) -> ast.expr:

@@ -22,7 +22,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.edited_source import HEADS, Source, same
 from torchdebug_magics.probing.source.syntax import statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
-from torchdebug_magics.probing.what_follows import FailedBlock, Outcome
+from torchdebug_magics.probing.state.what_follows import FailedBlock, Outcome
 from torchdebug_magics.report import Edit
 
 _MOST_TRIALS = 60
@@ -42,13 +42,6 @@ _LEFT_TO_OTHERS = (
 
 def meant_value(error: BaseException) -> Failure | None:
     """The change with which the statement that raised, and what follows it, run; None where there is none."""
-    try:
-        return _meant(error)
-    except Exception:  # noqa: BLE001 - objects of the user's may raise whatever they are asked
-        return None
-
-
-def _meant(error: BaseException) -> Failure | None:
     is_of_others = isinstance(error, RuntimeError) and any(words in str(error) for words in _LEFT_TO_OTHERS)
     if isinstance(error, (TorchDebugError, MemoryError)) or is_of_others:
         return None

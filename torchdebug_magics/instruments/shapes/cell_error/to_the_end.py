@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import linecache
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType
 
 from torchdebug_magics.fixes import applied
 from torchdebug_magics.instruments.shapes.repair.failure_facts import module_calls
@@ -17,7 +18,7 @@ from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.edits import with_edits
 from torchdebug_magics.probing.source.syntax import parsed
 from torchdebug_magics.probing.source.user_code import is_user_code
-from torchdebug_magics.probing.what_follows import FailedBlock
+from torchdebug_magics.probing.state.what_follows import FailedBlock
 from torchdebug_magics.report import Edit
 
 _MOST_FLOPS = 1e11
@@ -31,7 +32,7 @@ def tried_to_the_end(report: ShapesReport, error: BaseException) -> ShapesReport
     failure = report.failure
     if failure is None or not failure.fixes or not failure.fixes[0].verified or report.total_flops > _MOST_FLOPS:
         return report
-    frames = list(_frames(error.__traceback__))
+    frames = list(traceback.walk_tb(error.__traceback__))
     caller = _caller(frames)
     block = None if caller is None else FailedBlock(*caller, Guard())
     if block is None or block.statement is None or not block.is_repeatable:
@@ -46,7 +47,7 @@ def tried_to_the_end(report: ShapesReport, error: BaseException) -> ShapesReport
                 first = goes_on if candidate is candidates[0] else first
                 if goes_on or first is None:  # what nobody can try is left as it is
                     return replace(report, failure=candidate, notes=(*report.notes, RERUN)) if goes_on else report
-    except (Irrevocable, Exception):  # noqa: BLE001 - of an error of the trial's own, the report knows nothing
+    except Irrevocable:
         return report
     first_fix = replace(failure.fixes[0], verified=False)
     return replace(
@@ -108,12 +109,6 @@ def _exchanged(codes: list[tuple[CodeType, CodeType]]) -> Iterator[None]:
     finally:
         for function, old, _ in functions:
             function.__code__ = old
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def _caller(frames: list[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:

@@ -1,4 +1,4 @@
-"""A class of the user's that lacks what torch calls, and a class that is called in the place of an instance of it."""
+"""A class of the user's that lacks what torch calls, and an instance that was made with what it should have been called with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import ast
 import difflib
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType, FunctionType
 
 import torch
 
+from torchdebug_magics.instruments.shapes.cell_error.changes import GIVEN_TENSORS, instance_called
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import function_node, value_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, same
-from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, own_nodes, statement_at, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import called, dotted, exchanged, method, nodes, own_nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import Edit, Location
 
@@ -31,9 +32,7 @@ def unfinished_class(error: BaseException) -> Failure | None:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None
-    return (
-        _lacking(error, frames) or _returning_nothing(error, frames) or _given_to_class(error, frames) or _made_with_tensor(error, frames)
-    )
+    return _lacking(error, frames) or _returning_nothing(error, frames) or _made_with_tensor(error, frames)
 
 
 def _lacking(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
@@ -130,7 +129,10 @@ def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]])
             for call in nodes(ast.Call, source.tree):
                 statement = statement_at(source.tree, call.lineno)
                 if called(call) == kind and call.args and statement is not None and not isinstance(call.func, ast.Call):
-                    return _instance_called(error, source, statement, call, call, frame.f_code.co_name)
+                    new = instance_called(call)
+                    text = ast.unparse(exchanged(statement, lambda node, call=call, new=new: new if same(node, call) else None))  # type: ignore[misc]
+                    where = location(source.where.file, statement.lineno, frame.f_code.co_name)
+                    return _failure(error, GIVEN_TENSORS.format(ast.unparse(call.func)), where, (source.replacing(statement, text),))
     return None
 
 
@@ -205,56 +207,3 @@ def _failure(error: BaseException, sentence: str, where: Location | None, edits:
     code = "\n".join(line.strip() for line in new if line.strip() and line not in old)
     failure = refusal(error, sentence, fixes=[Fix(code=code, verified=False)])
     return replace(failure, location=where, underlined=None, edits=edits, fix_state="compiles")
-
-
-def _given_to_class(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
-    """A class of modules that is given tensors as its options, as ``nn.CrossEntropyLoss(output, target)``."""
-    inits = [frame.f_locals for frame, _ in frames if frame.f_code.co_name == "__init__" and not is_user_code(frame.f_code)]
-    made = [names.get("self") for names in inits if any(isinstance(value, torch.Tensor) for value in names.values())]
-    own = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
-    if not own or not made or not isinstance(made[0], torch.nn.Module):
-        return None
-    frame, line = own[-1]
-    kind, file = type(made[0]), frame.f_code.co_filename
-    for call, name in _calls_of(kind, frame, line):
-        old = call if name == kind.__name__ else None
-        for source, statement in _statements(file, line, name if old is None else ""):
-            part = old if old is not None else getattr(statement, "value", None)
-            if not isinstance(part, ast.expr):
-                continue
-            return _instance_called(error, source, statement, call, part, frame.f_code.co_name, is_named=old is None)
-    return None
-
-
-def _instance_called(
-    error: BaseException, source: Source, statement: ast.stmt, call: ast.Call, part: ast.expr, function: str, *, is_named: bool = False
-) -> Failure:
-    """``nn.ReLU()(x)`` for ``nn.ReLU(x)``; with `is_named` an instance for the class where a variable is given it."""
-    new = ast.Call(part, [], []) if is_named else ast.Call(ast.Call(call.func, [], []), call.args, call.keywords)
-    text = ast.unparse(exchanged(statement, lambda node: new if same(node, part) else None))
-    sentence = f"`{ast.unparse(call.func)}` is a class, and is given tensors as its options: make an instance, then call that"
-    where = location(source.where.file, statement.lineno, function)
-    return _failure(error, sentence, where, (source.replacing(statement, text),))
-
-
-def _calls_of(kind: type, frame: FrameType, line: int) -> Iterator[tuple[ast.Call, str]]:
-    """The calls of a class at a line, by its own name or by that of a variable."""
-    known = {**frame.f_globals, **frame.f_locals}
-    for call in nodes(ast.Call, statement_at(tree_of(frame.f_code.co_filename), line)):
-        if called(call) == kind.__name__ or known.get(called(call)) is kind:
-            yield call, called(call)
-
-
-def _statements(file: str, line: int, name: str) -> Iterator[tuple[Source, ast.stmt]]:
-    """The statement at a line, or those of the user's that give a name its value."""
-    tree = tree_of(file)
-    if tree is None:
-        return
-    source = Source(location(file, line, ""), tree)
-    if not name:
-        yield from [(source, source.statement)] if source.statement is not None else []
-        return
-    for each in (source, *cells()):
-        for statement in nodes(ast.Assign, each.tree):
-            if name in map(ast.unparse, targets_of(statement)):
-                yield each, statement

@@ -25,7 +25,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at, site_in
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import sizes
-from torchdebug_magics.probing.moved_axes import MovedAxis
+from torchdebug_magics.probing.source.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.syntax import tree_of
 from torchdebug_magics.probing.source.user_code import locate, owner, part_of_line, span
 from torchdebug_magics.probing.tensors import Crossing
