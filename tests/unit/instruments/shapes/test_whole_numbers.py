@@ -22,6 +22,12 @@ class Split(nn.Module):
         self.width = width
     def forward(self, x):
         return x.reshape(x.shape[0], self.width / 2, 2)
+class Half(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.half = width / 2
+    def forward(self, x):
+        return x.reshape(x.shape[0], self.half, 2)
 class Padded(nn.Module):
     def __init__(self, kernel):
         super().__init__()
@@ -40,6 +46,7 @@ CELLS = {
     "randperm": ("p = torch.randperm(len(x) / 2)", "len(x) / 2"),
     "interpolate": ("F.interpolate(torch.randn(1, 3, 8, 8), size=(8 / 2, 4))", "8 / 2"),
     "of a module": ("net = Split(6)\nnet(x)", "self.width / 2"),
+    "an attribute": ("net = Half(6)\nnet(x)", "width / 2"),
     "padding": ("net = Padded(3)\nnet(torch.randn(1, 3, 8, 8))", "(kernel - 1) / 2"),
 }
 

@@ -36,6 +36,7 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 """How an error names an option and its value."""
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
+DIVIDED = "`{}` is a float, where an integer is expected: `//` divides integers"
 GIVEN_TENSORS = "`{}` is a class, and is given tensors as its options: make an instance, then call that"
 _DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
 _MOST_KEYS = 10_000
@@ -153,6 +154,8 @@ class Changes:
         given = [*failing.args, *failing.keywords] if isinstance(failing, ast.Call) else []
         makes_tensor = called(failing) in _MAKERS and len(given) == 1
         for part, value in parts:
+            if isinstance(part, ast.BinOp) and self._is_whole_division(part, value):
+                yield self._change(part, ast.BinOp(part.left, ast.FloorDiv(), part.right), DIVIDED.format(ast.unparse(part)))
             numbered = self._numbered(value) if part is getattr(self._statement, "iter", None) else ()
             for meaning in (*numbered, *self._of_list(part, value), *meanings(value)):
                 is_remade = makes_tensor and isinstance(value, list) and meaning.code.startswith("torch.") and part in given
@@ -173,6 +176,11 @@ class Changes:
             gathered = ast.Call(failing.func, [ast.List(failing.args, ast.Load())], failing.keywords)
             sentence = f"`{ast.unparse(failing.func)}` takes one list, and is given {len(failing.args)} arguments"
             yield self._change(failing, gathered, sentence)
+
+    def _is_whole_division(self, node: ast.BinOp, value: Any) -> bool:
+        """Whether a float is what ``/`` gives of two integers without a rest."""
+        is_division = isinstance(node.op, ast.Div) and type(value) is float and value.is_integer()
+        return is_division and all(type(self._value(side)) is int for side in (node.left, node.right))
 
     def _of_list(self, part: ast.expr, value: Any) -> Iterator[Meaning]:
         """Of a list whose place tells more than its type: a batch, of which the first part is what a model is given; terms of a loss."""
@@ -312,6 +320,8 @@ class Changes:
     def _made_otherwise(self, part: ast.expr) -> Iterator[Change]:
         """A variable whose assignment gives what was not meant: a class, a tuple of one, a number for a loss, what a method returns."""
         frame = self._block.frame
+        if isinstance(part, ast.Attribute):
+            yield from self._divided_attribute(part)
         if not isinstance(part, ast.Name):
             return
         function = function_node(frame.f_code) or tree_of(frame.f_code.co_filename)
@@ -327,12 +337,27 @@ class Changes:
         if isinstance(value, tuple) and isinstance(made, ast.Tuple) and len(made.elts) == 1:
             sentence = f"`{name}` is a tuple: a comma ends the line that gives it its value"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made.elts[0])}", sentence)
+        if isinstance(made, ast.BinOp) and self._is_whole_division(made, value):
+            whole = ast.unparse(ast.BinOp(made.left, ast.FloorDiv(), made.right))
+            yield self._remade(maker, part, f"{name} = {whole}", DIVIDED.format(ast.unparse(made)))
         if isinstance(value, float) and method(made) == "item" and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
             sentence = f"`{name}` is a number: `.item()` has left the graph behind"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made.func.value)}", sentence)
         if value is None and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and dotted(made.func.value) == name:
             sentence = f"`{name}` is None: `{made.func.attr}` changes it in place, and returns nothing"
             yield replace(self._remade(maker, part, ast.unparse(made), sentence), may_run=False)
+
+    def _divided_attribute(self, part: ast.Attribute) -> Iterator[Change]:
+        """A float that a statement of the same file has set, by a division: the object has it already, so that nothing can be run."""
+        value, name = self._value(part), dotted(part)
+        makers = [
+            node for node in nodes(ast.Assign, tree_of(self._block.frame.f_code.co_filename)) if [name] == [*map(dotted, node.targets)]
+        ]
+        made = makers[0].value if len(makers) == 1 else None
+        is_whole = type(value) is float and value.is_integer() and isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
+        if is_whole and isinstance(made, ast.BinOp) and not any(type(node.value) is float for node in nodes(ast.Constant, made)):
+            whole = ast.unparse(ast.BinOp(made.left, ast.FloorDiv(), made.right))
+            yield replace(self._remade(makers[0], part, f"{name} = {whole}", DIVIDED.format(ast.unparse(made))), may_run=False)
 
     def _remade(self, maker: ast.stmt, part: ast.expr, text: str, sentence: str) -> Change:
         return Change(self._statement, part, part, sentence, text, (maker, text))
@@ -387,7 +412,10 @@ def _parts(failing: ast.expr) -> Iterator[ast.expr]:
             yield from (left, *comparators)
         case ast.Subscript(value, index):
             yield from (value, index)
-            yield from (part for part in (getattr(index, "lower", None), getattr(index, "upper", None)) if part is not None)
+            slices = index.elts if isinstance(index, ast.Tuple) else [index]
+            yield from (
+                part for each in slices for part in (getattr(each, "lower", None), getattr(each, "upper", None)) if part is not None
+            )
         case ast.Attribute(value):
             yield value
         case _:
