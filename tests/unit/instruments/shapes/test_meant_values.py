@@ -254,6 +254,7 @@ UNDECIDED = {
     "samples of unequal shapes": "for z in DataLoader([torch.zeros(2, 3), torch.zeros(4, 3, 5)], batch_size=2):\n    pass",
     "which part of a checkpoint": "both = {'gen': net.state_dict(), 'disc': net.state_dict()}\nnet.load_state_dict(both)",
     "which value of a dict": "out = {'loss': x, 'logits': x}\nz = out.softmax(-1)",
+    "an attribute of few letters": "z = x.foo()",
     "which item of a tuple": "out = (x, x)\nz = out.softmax(-1)",
     "another layer of the same kind": "z = Net().fc2(x)",
     "the other of two": "loss_G = x.sum()\nz = loss_D * 2",
@@ -281,3 +282,10 @@ def test_a_branch_stays_a_branch(shell: InteractiveShell) -> None:
 def test_an_object_that_refuses_to_be_looked_at_is_left_alone(shell: InteractiveShell) -> None:
     cell = "class Odd:\n    def __dir__(self):\n        raise RuntimeError('no')\nz = Odd().missing()"
     assert after_error(shell, SETUP, cell).edits == ()
+
+
+def test_where_several_parts_would_do_all_are_named(shell: InteractiveShell) -> None:
+    cell = "class Two(Net):\n    def forward(self, x):\n        return self.fc1(x), self.fc1(x) + 1\nz = F.cross_entropy(Two()(x), y)"
+    report = after_error(shell, SETUP, cell)
+    assert report.verdict.startswith("`Two()(x)` is a tuple of 2: `Two()(x)[0]` or `Two()(x)[1]` would do")
+    assert report.edits == ()

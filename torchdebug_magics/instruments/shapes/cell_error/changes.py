@@ -20,11 +20,24 @@ from torchdebug_magics.instruments.shapes.cell_error.asked_truth import asked_tr
 from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, meanings
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.fix_check import ALIASES
-from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, exchanged, expression, method, nodes, span_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    called,
+    dotted,
+    exchanged,
+    expression,
+    method,
+    names_in,
+    nodes,
+    span_of,
+    tree_of,
+)
 from torchdebug_magics.probing.state.what_follows import FailedBlock
 
 _ALIKE = 0.75
 """Likeness of two names of which one is the other, mistyped."""
+_LONG_NAME, _LETTERS_FOR_ONE = 6, 8
+"""Letters of a name that may be the end of another one, and of which one may be left out beside a first."""
 _NEAR = 12
 """How far from a number another is looked for that its call takes."""
 _PAIR = 2
@@ -374,16 +387,22 @@ def _near_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _is_part(short: str, long: str) -> bool:
-    """Whether it is the other name with some letters, but no number, left out."""
+    """Whether it is the other name with a few letters, or one end, but no number, left out."""
     letters = iter(long)
-    if len(short) >= len(long) or not all(letter in letters for letter in short):
+    if len(short) >= len(long) or sorted(filter(str.isdigit, short)) != sorted(filter(str.isdigit, long)):
         return False
-    return sorted(filter(str.isdigit, short)) == sorted(filter(str.isdigit, long))
+    is_end = len(short) >= _LONG_NAME and (long.startswith(short) or long.endswith(short))
+    return is_end or (
+        len(long) - len(short) <= len(long) // _LETTERS_FOR_ONE + 1 and len(short) > _PAIR and all(each in letters for each in short)
+    )
 
 
 def is_difference(node: ast.expr) -> bool:
     """``x - f(x)``, which is ``x = f(x)`` but for one sign."""
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Name)
+    match node:
+        case ast.BinOp(ast.Name(name), ast.Sub(), ast.Call() as right):
+            return name in names_in(*right.args)
+    return False
 
 
 def instance_called(call: ast.Call) -> ast.Call:

@@ -71,9 +71,11 @@ def _of_list(value: list[Any]) -> Iterator[Meaning]:
         sizes = {tuple(item.shape) for item in value}
         of = shape(next(iter(sizes)))
         if len(sizes) == 1:
-            yield Meaning("torch.stack({})", f"is a list of {len(value)} tensors" + (f" of {of}" if of else ""))
+            yield Meaning("torch.stack({})", f"is a list of {len(value)} tensors{f' of {of}' if of else ''}, and not a tensor")
         else:
-            yield Meaning("torch.nn.utils.rnn.pad_sequence({}, batch_first=True)", "is a list of tensors of unequal sizes")
+            yield Meaning(
+                "torch.nn.utils.rnn.pad_sequence({}, batch_first=True)", "is a list of tensors of unequal sizes, and not a tensor"
+            )
     elif value and all(isinstance(row, (list, tuple)) for row in value) and len(set(map(len, value))) > 1:
         rows = "torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in {}], batch_first=True)"
         yield Meaning(rows, f"has rows of {min(map(len, value))} to {max(map(len, value))} values")

@@ -56,17 +56,12 @@ def meant_value(error: BaseException) -> Failure | None:
         failing = next((whole for whole in wholes if isinstance(whole, ast.expr)), None)
     if block.statement is None or failing is None:
         return None
-    if not block.is_repeatable:
-        change = next(Changes(error, block, failing).without_run(), None) if isinstance(error, AttributeError) else None
-        return (
-            None if change is None else _failure(error, frame, block.statement, change, Outcome(None, has_passed=True, is_complete=False))
-        )
-    try:
-        with block.opened():
-            best = _best(error, block, failing)
-    except Irrevocable:
-        return None
-    return None if best is None else _failure(error, frame, block.statement, *best)
+    passing = _passing(error, block, failing)
+    if len(passing) > 1:
+        first, choices = passing[0][0], " or ".join(f"`{ast.unparse(change.new)}`" for change, _ in passing)
+        is_part = isinstance(first.new, ast.Subscript)  # of several names that are near, none is meant
+        return refusal(error, f"{first.sentence}: {choices} would do") if is_part else None
+    return _failure(error, frame, block.statement, *passing[0]) if passing else None
 
 
 def drops_result(error: BaseException) -> bool:
@@ -87,14 +82,23 @@ def _innermost(error: BaseException) -> TracebackType | None:
     return own
 
 
-def _best(error: BaseException, block: FailedBlock, failing: ast.expr) -> tuple[Change, Outcome] | None:
-    """The first change with which the whole block goes on, else the first with which the statement passes.
+def _passing(error: BaseException, block: FailedBlock, failing: ast.expr) -> list[tuple[Change, Outcome]]:
+    """The first change with which the whole block goes on, with others of its choice; else the first with which the statement passes."""
+    changes = Changes(error, block, failing)
+    if not block.is_repeatable:
+        certain = changes.without_run() if isinstance(error, AttributeError) else ()
+        return [(change, Outcome(None, has_passed=True, is_complete=False)) for change in itertools.islice(certain, 1)]
+    try:
+        with block.opened():
+            return _tried(error, block, changes)
+    except Irrevocable:
+        return []
 
-    None where it is one of several of a choice that would do as well.
-    """
+
+def _tried(error: BaseException, block: FailedBlock, changes: Changes) -> list[tuple[Change, Outcome]]:
     passing: list[tuple[Change, Outcome]] = []
     partly: tuple[Change, Outcome] | None = None
-    for change in itertools.islice(Changes(error, block, failing), _MOST_TRIALS):
+    for change in itertools.islice(changes, _MOST_TRIALS):
         if passing and change.choice != passing[0][0].choice:
             break
         outcome = block.run(*ast.parse(change.above).body, change.statement) if change.may_run else Outcome(error, has_passed=True)
@@ -104,7 +108,7 @@ def _best(error: BaseException, block: FailedBlock, failing: ast.expr) -> tuple[
                 break
         elif outcome.has_passed and not change.choice and partly is None:
             partly = change, outcome
-    return passing[0] if len(passing) == 1 else partly if not passing else None
+    return passing or ([partly] if partly is not None else [])
 
 
 def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change: Change, outcome: Outcome) -> Failure:
