@@ -59,6 +59,11 @@ def _kept_losses(raised: Raised) -> AutogradFinding | None:
     if len(filled) != 1:
         return None
     where, call = filled[0]
+    container = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    kept = raised.value(ast.unparse(container))
+    lists = [read.value for read in raised.reads() if isinstance(read.value, list)]
+    if lists and all(each is not kept for each in lists):
+        return None  # another list is read
     return raised.finding(
         f"`{ast.unparse(call)}` keeps the loss with its graph, which NumPy cannot read",
         f"`{ast.unparse(call.func)}({ast.unparse(call.args[0])}.item())`",
