@@ -83,8 +83,7 @@ READ = {
         "m = np.asarray([x.detach() for x in rows])",
     ),
     "another list than that of the losses": (
-        "losses, rows = [], [torch.ones(2, requires_grad=True) * 2 for _ in range(3)]\n"
-        "loss = rows[0].sum()\nloss.backward()\nlosses.append(loss)",
+        "rows, losses = [torch.ones(2, requires_grad=True) * 2] * 3, []\nloss = rows[0].sum()\nloss.backward()\nlosses.append(loss)",
         "m = np.asarray(rows)",
         "m = np.asarray([x.detach() for x in rows])",
     ),
