@@ -53,17 +53,17 @@ def test_two_bad_losses_are_not_the_same_step_where_a_variable_differs() -> None
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(16))
+        self.weight = nn.Parameter(torch.ones(128))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x
 
 
 def test_two_bad_losses_are_not_the_same_step_where_the_gradients_differ() -> None:
-    model, x = Scale(), torch.ones(16)
+    model, x = Scale(), torch.ones(128)
 
     def bits() -> torch.Tensor:
-        return torch.tensor([float(byte % 2) for byte in os.urandom(16)])
+        return torch.tensor([float(byte % 2) for byte in os.urandom(128)])
 
     with pytest.raises(NonFiniteError), nanhunt() as session:
         # Which weights get a bad gradient is drawn anew in a replay; the loss is -inf both times.
