@@ -21,6 +21,7 @@ import importlib.util
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
@@ -89,6 +90,10 @@ class CellContext:
     def body(self) -> Body | None:
         """The code of the session, to be rerun; None if it is unknown."""
         return None
+
+    def unshown(self) -> AbstractContextManager[object]:
+        """Inside, what the user's code displays is not shown."""
+        return nullcontext()
 
     def earlier_runs(self) -> deque[Any] | None:
         """A bounded queue, the same in every run of the same cell, to remember across runs; None outside a cell."""

@@ -85,6 +85,8 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     """The same as code; empty for advice."""
     fix_state: FixState = "advice"
+    has_failed: bool = False
+    """Whether a trial showed that the fix as edits is no repair: then there are none."""
 
     @property
     def fix_at(self) -> Location | None:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType
@@ -196,6 +196,9 @@ class _MagicContext(CellContext):
 
     def body(self) -> CellBody | None:
         return None if self.is_lasting else CellBody(self.home.screen.shell, self.home.cells)
+
+    def unshown(self) -> AbstractContextManager[object]:
+        return capture_output(stdout=False, stderr=False)
 
     def earlier_runs(self) -> deque[Any] | None:
         source = _running_source()

@@ -12,7 +12,7 @@ from torchdebug_magics.format import number, plural
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory
-from torchdebug_magics.instruments.gradwatch.repairs import finding, learning_rate
+from torchdebug_magics.instruments.gradwatch.repairs import finding
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
 
 _SLOW = 1e-4
@@ -72,7 +72,7 @@ def plateau(history: GradientHistory) -> Iterator[GradFinding]:
     ratios = [ratio for module in history.modules() if module.is_matrix for ratio in module.recent_ratios]
     usual, backward = statistics.median(ratios) if ratios else math.nan, history.last.backward_line
     fix = f"shuffle inputs and labels together, and check with `{repairs.overfit_line(history)}` whether the model can learn 8 samples"
-    fix = f"{learning_rate(history, ratio=usual)}; or {fix}" if usual < _SLOW else fix
+    fix = f"{repairs.rated(history, repairs.usual_rate(history, usual))[1]}; or {fix}" if usual < _SLOW else fix
     headline = f"the loss stays at {chance:.3f} = ln {history.last.classes} (guessing) for {plural(len(history.steps), 'step')}"
     why = "the output does not separate the classes: it carries no information about the label"
     step = history.steps[0].number
@@ -114,10 +114,13 @@ def guesses(history: GradientHistory) -> float | None:
 def stands(history: GradientHistory) -> tuple[float, float] | None:
     """(the loss in the first steps, in the last ones) where it has not fallen; a loss that may be negative tells nothing."""
     losses = history.losses()
-    if history.steps_count < _STANDING_STEPS or not losses or min(losses) <= 0 or history.is_warming_up or falls(losses):
+    if history.steps_count < _STANDING_STEPS or not losses or min(losses) <= 0 or history.is_warming_up:
+        return None
+    if falls(losses) and fall_of(losses)[0] > NO_DROP * losses[0]:
         return None
     first, last = statistics.fmean(history.first_losses), statistics.fmean(losses[-len(losses) // 4 :])
-    return (first, last) if last > _STANDING * first and last / history.factor > NOT_CONVERGED else None
+    chance = 2 * statistics.stdev(losses) / math.sqrt(len(history.first_losses))  # of batches whose losses differ
+    return (first, last) if last > min(_STANDING * first, first - chance) and last / history.factor > NOT_CONVERGED else None
 
 
 def divergence(history: GradientHistory) -> Iterator[GradFinding]:
@@ -138,7 +141,7 @@ def divergence(history: GradientHistory) -> Iterator[GradFinding]:
             factor, step = (loss / first.loss) ** (1 / max(1, last.number - first.number)), first.number
             headline = f"training diverges from step {step} on: gradients grow {factor:.3g}x per step"
             why = f"each update increases the loss, to {number(loss)} at step {last.number}; it will become inf or NaN"
-            fix = f"restart the training, and {learning_rate(history, factor=0.1)}"
-            say = partial(finding, history, "diverging", None, fix, step=step, last_step=last.number)
+            where, fix = repairs.rated(history, repairs.rounded(history.steps[-1].rate / 10))
+            say = partial(finding, history, "diverging", where, f"restart the training, and {fix}", step=step, last_step=last.number)
             yield say(value=factor, headline=headline, why=why)
         return

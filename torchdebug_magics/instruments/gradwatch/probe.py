@@ -77,7 +77,15 @@ class GradProbe:
         """Freeze what was measured, and judge it."""
         findings = self._guard.run("the search for faults", self._judge.findings) or ()
         doubts = () if findings else self._guard.run("the search for doubts", self._judge.doubts) or ()
-        judged = {"findings": findings, "doubts": doubts, "backward_count": self._events.backward_count, "raised": self._raised}
+        is_in_doubt = bool(findings or doubts or self._raised)
+        rates = self._guard.run("other learning rates", self._judge.other_rates, findings) if is_in_doubt else None
+        judged = {
+            "findings": findings,
+            "doubts": doubts,
+            "alternatives": rates or (),
+            "backward_count": self._events.backward_count,
+            "raised": self._raised,
+        }
         return verdict(self._record.report(**judged, problems=tuple(self._guard.problems)))
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:

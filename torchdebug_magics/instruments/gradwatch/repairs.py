@@ -34,20 +34,18 @@ def rounded(value: float) -> float:
     return float(f"{value:.0e}") if math.isfinite(value) and value > 0 else value
 
 
-def learning_rate(history: GradientHistory, *, ratio: float = 0.0, factor: float = math.inf) -> str:
-    """A learning rate that gives updates of the usual size, or one changed by a factor."""
-    rate = history.steps[-1].rate if history.steps else math.nan
-    factor = _USUAL_RATIO / ratio if ratio else factor
-    groups = f"for group in {history.name}.param_groups"
-    if not rate > 0 or not math.isfinite(rate * factor):
-        return f'set the learning rate: `{groups}: group["lr"] = {_USUAL_RATE:g}`'
-    word, new = "lower" if factor < 1 else "raise", rounded(rate * factor)
-    return f'{word} the learning rate from {number(rate)} to {number(new)}: `{groups}: group["lr"] = {new:g}`'
+def usual_rate(history: GradientHistory, ratio: float) -> float:
+    """The learning rate that gives updates of the usual size, where the present one gives a `ratio` of update to weights."""
+    rate = history.steps[-1].rate
+    usual = rounded(rate * _USUAL_RATIO / ratio) if rate > 0 and ratio > 0 else math.nan
+    return usual if math.isfinite(usual) else _USUAL_RATE
 
 
-def rated(history: GradientHistory, rate: float, ratio: float) -> Repair:
-    """Another learning rate where the optimizer is made with this one; or the schedule that has set it."""
-    new = rounded(rate * _USUAL_RATIO / ratio) if rate and ratio else _USUAL_RATE
+def rated(history: GradientHistory, new: float, rate: float | None = None) -> Repair:
+    """A new learning rate where the optimizer is made with `rate`, that of the last step; or the schedule that has set it."""
+    rate = history.steps[-1].rate if rate is None else rate
+    what = f"{'lower' if new < rate else 'raise'} the learning rate from {number(rate)} to {number(new)}"
+    what = what if rate > 0 else "set the learning rate"
 
     def raised(value: ast.expr) -> ast.expr:
         return ast.Constant(new) if isinstance(value, ast.Constant) and value.value == rate else value
@@ -64,13 +62,14 @@ def rated(history: GradientHistory, rate: float, ratio: float) -> Repair:
     for where, made in made_as(history.file, history.name, history.kind):
         call = syntax.exchanged(made, exchange)
         call.args[1:] = map(raised, call.args[1:])
+        if len(made.args) == 1 and all(keyword.arg not in {"lr", None} for keyword in made.keywords) and not history.is_scheduled:
+            call.keywords.append(ast.keyword("lr", ast.Constant(new)))  # in place of the class's own default
         if not same(call, made):
-            what = f"raise the learning rate from {number(rate)} to {number(new)}" if rate else "set the learning rate"
             return where, f"{what}: {_exchange(made, call)}"
-    for where, node in calls(history.file) if history.is_scheduled else ():
+    for where, node in calls(history.file) if history.is_scheduled and new > rate else ():
         if node.args and ast.unparse(node.args[0]) == history.name and hasattr(torch.optim.lr_scheduler, called(node)):
             return where, f"let `{ast.unparse(node)}` give a larger learning rate, or remove it"
-    return None, learning_rate(history, ratio=ratio)
+    return None, f'{what}: `for group in {history.name}.param_groups: group["lr"] = {new:g}`'
 
 
 def kept_rate(history: GradientHistory) -> Repair | None:
@@ -99,7 +98,7 @@ def kept_rate(history: GradientHistory) -> Repair | None:
 
 
 def _without_zero(call: ast.Call) -> ast.Call:
-    """The scheduler with a tenth in place of a ``gamma`` or a ``factor`` of 0, which makes the learning rate 0."""
+    """The scheduler with a mild ``gamma`` or ``factor`` in place of one of 0, which makes the learning rate 0."""
     scheduler = getattr(torch.optim.lr_scheduler, called(call), None)
     names = list(inspect.signature(scheduler).parameters) if inspect.isclass(scheduler) else []
     given = [*zip(names, call.args, strict=False), *((keyword.arg or "", keyword.value) for keyword in call.keywords)]
@@ -109,7 +108,7 @@ def _without_zero(call: ast.Call) -> ast.Call:
     def is_zero(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and (node.lineno, node.col_offset) in zeros[:1]
 
-    return syntax.exchanged(call, lambda node: ast.Constant(0.1) if is_zero(node) else None)
+    return syntax.exchanged(call, lambda node: ast.Constant(0.9) if is_zero(node) else None)
 
 
 def _assigned_rate(history: GradientHistory) -> Repair:

@@ -26,7 +26,7 @@ from torchdebug_magics.instruments.gradwatch.loss_faults import (
     stands,
 )
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleSeries, ParameterSteps, RunRecord
-from torchdebug_magics.instruments.gradwatch.repairs import finding, learning_rate, modules, named, rounded, source_of, title
+from torchdebug_magics.instruments.gradwatch.repairs import finding, modules, named, rounded, source_of, title
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.source.edited_source import made_as, made_later
@@ -57,6 +57,9 @@ _TINY_GRADIENT = 1e-7
 """Norm of a gradient that is too small for a loss that has not converged."""
 _GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
 """Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
+_OF_THE_RATE: frozenset[GradKind] = frozenset({"diverging", "too_fast", "plateau_at_chance"})
+"""What another learning rate may mend."""
+_OTHER_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), 1.0
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
 _SPIKE_STEPS, _MOST_SPIKES = 10, 8
 
@@ -102,6 +105,22 @@ class Judge:
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
+
+    def other_rates(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
+        """Of a training whose loss does not fall, and may fall with another learning rate: what is to be said of each that would do."""
+        trained = [history for history in self._record.histories if history.steps]
+        rate = trained[0].steps[-1].rate if len(trained) == 1 else 0.0
+        is_rated = any(finding.kind in _OF_THE_RATE or "the learning rate from" in finding.fix for finding in findings[:1])
+        is_open = is_rated or not findings
+        if not is_open or not 0 < rate < math.inf or trained[0].is_scheduled:
+            return ()
+        return tuple(self._at_rate(trained[0], rate, rounded(rate * factor)) for factor in _OTHER_RATES if rate * factor <= _HIGHEST)
+
+    @staticmethod
+    def _at_rate(history: GradientHistory, rate: float, new: float) -> GradFinding:
+        kind: GradKind = "too_fast" if new < rate else "not_learning"
+        headline = f"the training does not learn: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
+        return finding(history, kind, *repairs.rated(history, new), value=rate, headline=headline, why="")
 
     def doubts(self) -> tuple[str, ...]:
         """Why a training without a proven fault is not healthy."""
@@ -155,7 +174,12 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
     late = [steps for steps in parts if steps.steps_count >= _STILL_STEPS and not history.is_warming_up]
     if unrated := [steps for steps in late if steps.link is Link.ZERO_RATE]:
         headline = f"weights of {modules(history, unrated)} do not change: {Link.ZERO_RATE.words}"
-        yield say(*repairs.rated(history, 0.0, 0.0), unrated, headline=headline, why="the gradients are not zero, but each update is")
+        yield say(
+            *repairs.rated(history, repairs.usual_rate(history, 0.0), 0.0),
+            unrated,
+            headline=headline,
+            why="the gradients are not zero, but each update is",
+        )
     if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
         fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
         headline = f"weights of {modules(history, rounding)} do not change: {Link.UNMOVED.words}"
@@ -178,7 +202,7 @@ def _barely_moved(history: GradientHistory, still: list[ParameterSteps]) -> Iter
     if rate <= _TINY_RATE:
         why = "the gradients are not zero, but the updates are too small to change the model"
         of_matrices = max((steps.ratio_max for steps in still if steps.is_matrix), default=ratio)
-        yield say(*repairs.rated(history, rate, of_matrices), still, headline=headline, why=why)
+        yield say(*repairs.rated(history, repairs.usual_rate(history, of_matrices)), still, headline=headline, why=why)
     elif losses and abs(losses[0] / history.factor) > NOT_CONVERGED and max(steps.series.norm_max() for steps in still) < _TINY_GRADIENT:
         backward = history.last.backward_line
         where, fix = repairs.unscaled(backward) or (None, "remove what makes the loss small before `backward()`")
@@ -256,7 +280,7 @@ def _dead(history: GradientHistory) -> Iterator[GradFinding]:
     name = title(history.names([last])[0])
     others = f" and {plural(len(dead) - 1, 'module')} before it" if len(dead) > 1 else ""
     headline = f"zero gradients in {name}{others} from step {step} on"
-    fix = f"replace the ReLU at {name} with `nn.LeakyReLU(0.01)`, and {learning_rate(history, factor=0.1)}"
+    fix = f"replace the ReLU at {name} with `nn.LeakyReLU(0.01)`, and {repairs.rated(history, rounded(history.most_rate / 10))[1]}"
     if len(dead) == len(modules) or not any(kind.startswith("ReLU") for kind in last.owner.kinds):
         fix = "check that nothing rounds or saturates the output, or multiplies it by 0; "
         fix += f"`%%autograd` shows whether gradients are zeroed before `{history.name}.step()`"
@@ -277,7 +301,8 @@ def _too_fast(history: GradientHistory) -> Iterator[GradFinding]:
     pace, step = statistics.median(fast[0].paces), fast[0].first_step + kept.FIRST_STEPS
     headline = f"updates are too large: {share(pace)} of the weight norm in {title(history.names(fast)[0])}"
     why = "0.1% is usual; from about 10% on, each update undoes the previous ones, and the loss does not decrease"
-    yield finding(history, "too_fast", None, learning_rate(history, ratio=pace), fast, step=step, value=pace, headline=headline, why=why)
+    where, fix = repairs.rated(history, repairs.usual_rate(history, pace))
+    yield finding(history, "too_fast", where, fix, fast, step=step, value=pace, headline=headline, why=why)
 
 
 def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:

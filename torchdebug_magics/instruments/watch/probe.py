@@ -10,10 +10,13 @@ from typing import Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.errors import TorchDebugError
-from torchdebug_magics.instrument import SCRIPT, CellContext
+from torchdebug_magics.instrument import SCRIPT, CellContext, finished
 from torchdebug_magics.instruments.watch.examine import explained, what_ended
 from torchdebug_magics.instruments.watch.report import WatchReport, judged, stage_of
+from torchdebug_magics.instruments.watch.tried_fixes import tried
 from torchdebug_magics.probing.modules import one_moment
+from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.state.training_again import TrainingAgain
 from torchdebug_magics.report import Report
 from torchdebug_magics.session import Session
 
@@ -25,6 +28,7 @@ class WatchProbe:
     """A session of each instrument, entered and left with the cell."""
 
     def __init__(self, context: CellContext = SCRIPT, *, guard: str | None = None) -> None:
+        self._context, self._doing = context, ""
         self._rows = {name: catalog.instrument(name) for name in _OPTIONS}
         self._sessions: dict[str, Session[Any]] = {}
         for name, row in self._rows.items():
@@ -67,12 +71,28 @@ class WatchProbe:
                 reports[name] = replace(explanation, cut_short=type(error).__name__)
                 magics[name] = catalog.instrument(name).magic
         report = judged(reports, magics)
+        if error is None or isinstance(error, TorchDebugError):
+            report = self._with_fixes_tried(report, magics)
         ended = {} if error is None or report.found else what_ended(error)
         return replace(report, **ended, problems=tuple(dict.fromkeys(self._problems)))
 
+    def _with_fixes_tried(self, report: WatchReport, magics: Mapping[str, str]) -> WatchReport:
+        """The report after trials of its fix, or of other settings; as it was where they are interrupted."""
+        guard, reports = Guard(), dict(report.reports)
+        again = TrainingAgain(guard, self._context.unshown)
+        try:
+            self._runs("watch", "could not try a fix", lambda: reports.update(tried(finished(report), again, self._tells)))
+        except KeyboardInterrupt:
+            guard.note("the trial of the fix was interrupted")
+        self._problems += guard.problems
+        return judged(reports, magics)
+
+    def _tells(self, doing: str) -> None:
+        self._doing = doing
+
     def live(self) -> object | None:
-        """Whether the cell makes progress."""
-        return self._sessions["hangwatch"].live()
+        """Whether the cell makes progress, or what is tried behind it."""
+        return self._doing or self._sessions["hangwatch"].live()
 
     def kept(self) -> dict[str, object]:
         """What all of them keep."""

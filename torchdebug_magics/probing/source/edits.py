@@ -72,7 +72,7 @@ def with_edits(report: ReportT) -> ReportT:
 
 
 def _lacks_edits(part: Any) -> bool:
-    return isinstance(part, Finding) and bool(part.fix) and not part.edits and part.fix_at is not None
+    return isinstance(part, Finding) and bool(part.fix) and not (part.edits or part.has_failed) and part.fix_at is not None
 
 
 def _edited(part: Any) -> Any:

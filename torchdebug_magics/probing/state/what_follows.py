@@ -101,7 +101,7 @@ class FailedBlock:
         self._before = dict(space)
         self._kept = KeptState(used, self._guard, effects)
         try:
-            with effects.trial(), quiet():
+            with effects.trial():
                 yield
         finally:
             with interrupts_held():
@@ -153,12 +153,12 @@ class FailedBlock:
             code = self._compiled(body)
             if self._function is None:
                 space.update(given)
-                with _budgeted(until_s):
+                with quiet(), _budgeted(until_s):
                     exec(code, space)  # noqa: S102 - the user's own statements, at their place
             else:
                 exec(code, space)  # noqa: S102 - as above; it only defines the function
                 function = space[_OWN[0]]
-                with _budgeted(until_s):
+                with quiet(), _budgeted(until_s):
                     function(**{name: value for name, value in self.names.items() if name.isidentifier()}, **given)
         except (Irrevocable, KeyboardInterrupt):
             raise

@@ -23,14 +23,14 @@ def _loop(count: int = 40, *, between: str = "", at: str = "step") -> str:
 
 _REGRESSION = """
 net = mlp(8, 16, 1)
-opt = {optimizer}
+opt = {optimizer}  #> here
 x = torch.randn(64, 8)
 y = x.sum(1, keepdim=True)
 for step in range({count}):
     opt.zero_grad()
     loss = (net(x) - y).square().mean()
     loss.backward()
-    opt.step()  #> here
+    opt.step()
 """
 
 _DIVERGING = (
@@ -39,15 +39,15 @@ _DIVERGING = (
         kind="diverging",
         text="""
 w = nn.Linear(8, 1)
-opt = torch.optim.SGD(w.parameters(), lr=3.0)
+opt = torch.optim.SGD(w.parameters(), lr=3.0)  #> here
 x = torch.randn(64, 8)
 for step in range(60):
     opt.zero_grad()
     (w(x) - x.sum(1, keepdim=True)).square().mean().backward()
-    opt.step()  #> here
+    opt.step()
 """,
         steps=(0, 10),
-        fix='group["lr"] = 0.3',
+        fix="use `torch.optim.SGD(w.parameters(), lr=0.3)`",
     ),
     Fault(
         name="MLP regression that is NaN after a few steps",
@@ -255,7 +255,7 @@ _TOO_FAST = (
     Fault(
         name="Adam with a learning rate of 1",
         kind="too_fast",
-        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1.0)\n" + _loop(60),
+        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1.0)  #> here\n" + _loop(60),
         steps=(0, 5),
         modules=("0", "2", "4"),
         fix="lower the learning rate",
@@ -265,12 +265,12 @@ _TOO_FAST = (
         kind="too_fast",
         text="""
 net = nn.Sequential(nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), nn.Linear(16, 20))
-opt = torch.optim.Adam(net.parameters(), lr=0.3)
+opt = torch.optim.Adam(net.parameters(), lr=0.3)  #> here
 for step in range(50):
     x = torch.randint(0, 20, (8, 12))
     opt.zero_grad()
     F.cross_entropy(net(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
-    opt.step()  #> here
+    opt.step()
 """,
         steps=(0, 5),
         modules=("0", "1.self_attn", "1.self_attn.out_proj", "1.linear1", "1.linear2", "2"),
@@ -278,7 +278,7 @@ for step in range(50):
     Fault(
         name="AdamW in place of SGD, with the learning rate of SGD",
         kind="too_fast",
-        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=0.5)\n" + _loop(60),
+        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=0.5)  #> here\n" + _loop(60),
         steps=(0, 5),
         modules=("0", "2", "4"),
     ),

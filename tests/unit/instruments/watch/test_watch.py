@@ -45,7 +45,7 @@ REPAIRED = {
     "shared_line_detach": (".detach()", ""),
     "zeros_returned": ("torch.zeros(len(x), 1)", "out"),
     "zeros_like_returned": ("torch.zeros_like(out)", "out"),
-    "schedule_to_zero": ("gamma=0", "gamma=0.1"),
+    "schedule_to_zero": ("gamma=0", "gamma=0.9"),
     "noise_from_before_the_step": (
         "/ (scores.max() - scores.min())",
         "/ torch.where(scores.max() - scores.min() == 0, 1.0, scores.max() - scores.min())",

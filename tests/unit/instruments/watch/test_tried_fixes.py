@@ -1,0 +1,183 @@
+"""Fixes of a silent fault are tried by ``%%torchdebug``: what helps is verified, what does not is no edit, and nothing of a trial stays."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from torchdebug_magics.fixes import fixed_source
+from torchdebug_magics.probing.state import training_again
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+SETUP = """\
+import torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+x = torch.randn(256, 6); y = x.sum(1, keepdim=True)
+"""
+MODEL = """\
+torch.manual_seed(1)
+net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = {optimizer}
+"""
+LOOP = """\
+for epoch in range(10):
+    for at in range(0, 256, 32):
+        loss = F.mse_loss(net(x[at:at + 32]), y[at:at + 32])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def watched(shell: InteractiveShell, *cells: str, above: str = "%%torchdebug -o w") -> Any:
+    *before, last = cells
+    for cell in ("%load_ext torchdebug_magics", *before, f"{above}\n{last}"):
+        shell.run_cell(cell, store_history=True)
+    return shell.user_ns.get("w")
+
+
+def repaired_loss(shell: InteractiveShell, report: Any, *cells: str) -> float:
+    """The last loss of the cells with the edits of the report, in a new kernel's names."""
+    number = shell.execution_count - len(cells)
+    new = {place - number: text for place, text in fixed_source(report).items() if isinstance(place, int)}
+    for place, cell in enumerate(cells):
+        shell.run_cell(new.get(place, cell))
+    return float(shell.user_ns["loss"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "word"),
+    [
+        ("torch.optim.SGD(net.parameters(), 1e-7)", "low"),
+        ("torch.optim.SGD(net.parameters(), lr=5.0)", "high"),
+        ("torch.optim.Adam(net.parameters(), lr=1e-8)", "low"),
+        ("torch.optim.Adam(net.parameters(), lr=3.0)", "high"),
+    ],
+)
+def test_a_learning_rate_is_blamed_where_another_one_lets_the_training_learn(shell: InteractiveShell, optimizer: str, word: str) -> None:
+    cells = (SETUP, MODEL.format(optimizer=optimizer), LOOP)
+    report = watched(shell, *cells)
+    assert report.instrument == "gradwatch", report.verdict
+    assert f"is too {word}" in report.verdict
+    assert (report.fix_state, report.location.source) == ("verified", f"optimizer = {optimizer}")
+    assert repaired_loss(shell, report, *cells) < 1.5
+
+
+def test_no_learning_rate_is_blamed_where_none_would_do(shell: InteractiveShell) -> None:
+    noise = SETUP.replace("y = x.sum(1, keepdim=True)", "y = torch.randn(256, 1)")
+    loop = LOOP.replace("net(x[at:at + 32])", "net(torch.randn(32, 6))")
+    report = watched(shell, noise, MODEL.format(optimizer="torch.optim.SGD(net.parameters(), lr=1e-3)"), loop)
+    assert "learning rate" not in report.verdict
+
+
+def test_the_fix_of_a_silent_fault_is_verified_by_the_training_with_it(shell: InteractiveShell) -> None:
+    model = MODEL.replace("nn.Linear(32, 1))", "nn.Linear(32, 1), nn.Sigmoid())").format(
+        optimizer="torch.optim.SGD(net.parameters(), 0.01)"
+    )
+    report = watched(shell, SETUP.replace("keepdim=True)", "keepdim=True) * 3 + 20"), model, LOOP)
+    assert (report.instrument, report.fix_state) == ("autograd", "verified"), report.verdict
+    assert "Sigmoid" not in report.edits[0].new
+
+
+def test_an_edit_after_which_all_is_found_again_is_not_offered(shell: InteractiveShell) -> None:
+    model = MODEL.format(optimizer="torch.optim.SGD(net.parameters(), 0.01)") + "with torch.no_grad(): net[0].bias.fill_(-100)\n"
+    report = watched(shell, SETUP, model, LOOP)
+    assert report.instrument == "autograd", report.verdict
+    assert (report.fix_state, report.edits) != ("compiles", ())
+    assert report.fix_state == "verified" or report.edits == ()
+
+
+SHOWS = """\
+log = open("log.txt", "a")
+seen, steps = [], 0
+for epoch in range(10):
+    for at in range(0, 256, 32):
+        loss = F.mse_loss(net(x[at:at + 32]) + 0 * torch.rand(1), y[at:at + 32])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+        steps += 1
+        print("step", steps)
+        display(steps)
+        log.write(f"{steps}\\n"); log.flush()
+after = 1
+"""
+
+
+def test_nothing_of_a_trial_is_left_or_shown(
+    shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = MODEL.format(optimizer="torch.optim.Adam(net.parameters(), lr=3.0)")
+    ends = []
+    for above in ("# plain", "%%torchdebug -q -o w"):
+        (tmp_path / "log.txt").unlink(missing_ok=True)
+        capsys.readouterr()
+        report = watched(shell, SETUP, model, SHOWS, above=above)
+        space = shell.user_ns
+        space["log"].close()
+        state = [*space["net"].state_dict().values(), *(value for part in space["optimizer"].state.values() for value in part.values())]
+        printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+        names = {name for name in space if not name.startswith("_")} - {"w"}
+        ends.append((names, space["seen"], space["steps"], (tmp_path / "log.txt").read_text(), printed, torch.get_rng_state(), state))
+    assert report.fix_state == "verified", report.verdict
+    assert ends[0][:5] == ends[1][:5]
+    assert torch.equal(ends[0][5], ends[1][5])
+    assert all(map(torch.equal, ends[0][6], ends[1][6]))
+    assert [part.grad is None for part in shell.user_ns["net"].parameters()] == [False] * 4
+
+
+@pytest.mark.parametrize("above", ["%%torchdebug -o w\n%%time", "%%time\n%%torchdebug -o w"])
+def test_another_cell_magic_is_no_reason_to_fail(shell: InteractiveShell, above: str) -> None:
+    report = watched(shell, SETUP, MODEL.format(optimizer="torch.optim.SGD(net.parameters(), 1e-7)"), LOOP, above=above)
+    assert report.problems == ()
+    assert "does not fall" in report.verdict or "too low" in report.verdict
+
+
+def test_what_cannot_be_undone_is_not_done_again(shell: InteractiveShell) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(200)
+        shell.user_ns["address"] = server.getsockname()
+        asks = LOOP.replace("        loss = ", "        import socket; socket.create_connection(address).close()\n        loss = ")
+        report = watched(shell, SETUP, MODEL.format(optimizer="torch.optim.SGD(net.parameters(), 1e-7)"), asks)
+        server.settimeout(0.2)
+        count = 0
+        while count < 200:
+            try:
+                server.accept()[0].close()
+            except TimeoutError:
+                break
+            count += 1
+    assert count == 80
+    assert "too low" not in report.verdict
+
+
+def test_an_interrupted_trial_leaves_the_report_and_the_training(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = SETUP, MODEL.format(optimizer="torch.optim.SGD(net.parameters(), 1e-7)"), LOOP
+    watched(shell, *cells, above="# plain")
+    before = {name: value.clone() for name, value in shell.user_ns["net"].state_dict().items()}
+    original, runs = training_again.TrainingAgain.run, []
+
+    def run(self: training_again.TrainingAgain, *arguments: Any) -> Any:
+        runs.append(original(self, *arguments))
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return runs[-1]
+
+    monkeypatch.setattr(training_again.TrainingAgain, "run", run)
+    report = watched(shell, *cells)
+    assert "the trial of the fix was interrupted" in report.problems
+    assert "does not fall" in report.verdict
+    after = shell.user_ns["net"].state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())

@@ -1,0 +1,237 @@
+"""The training of a cell, once more from fresh models, with edits of the user's code; nothing of it is left behind.
+
+What the cell reads may come from earlier cells, and its models are trained by now. So the statements that made models, optimizers and
+what depends on an edit run anew, each once and in their order, then the cell itself, for as many steps as are asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchdebug_magics.errors import error_line
+from torchdebug_magics.fixes import applied
+from torchdebug_magics.probing.compiler import eager
+from torchdebug_magics.probing.distributed import this_rank
+from torchdebug_magics.probing.hooks import Hooks
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
+from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
+from torchdebug_magics.probing.source.edited_source import Source, cells, running_cell
+from torchdebug_magics.probing.source.syntax import bound_names, method, nodes, parsed, read_names, root_of
+from torchdebug_magics.probing.state.attributes import Names
+from torchdebug_magics.probing.state.snapshot import KeptState
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Edit
+
+_MOST_S, _ALL_S = 12.0, 36.0
+"""Of one run, and of all: a net for slow trainings. A run that it ends counts as far as it came."""
+_MOST_BYTES = 256 << 20
+"""Of the models and optimizers, which are copied and made several times."""
+_TRAINED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_FILLS = "_"
+"""Ends the names of what writes into its argument, as ``nn.init.xavier_uniform_`` does."""
+
+
+_OF_IPYTHON = re.compile(r"_+|_i*\d*|_i+|_[odi]h|__\w+__|In|Out|get_ipython|exit|quit|open")
+"""Names through which all of the shell is reached."""
+
+
+class _EnoughError(BaseException):
+    """Ends a run that has made its steps. No `except Exception` of the user's stops it."""
+
+
+@dataclass
+class Run:
+    """What a run came to."""
+
+    losses: list[float] = field(default_factory=list)
+    """What backward() was called on, the last of each step."""
+    error: str = ""
+    """The error that ended it."""
+    is_complete: bool = False
+    """Whether it made all its steps, or came to the end of the cell."""
+
+
+class TrainingAgain:
+    """The first steps of the latest cell's training; `unshown` keeps what it displays from the notebook."""
+
+    def __init__(self, guard: Guard, unshown: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        self._guard, self._unshown = guard, unshown
+        self._hooks = Hooks(guard)
+        self._cell: Source | None = next((cell for cell, _ in running_cell()), None)
+        self._space: dict[str, Any] = vars(sys.modules["__main__"])
+        self._left_s = _ALL_S
+
+    @property
+    def can_run(self) -> bool:
+        """Whether it may be run: in one process, with models of which there is room for copies."""
+        trained = [value for value in list(self._space.values()) if isinstance(value, _TRAINED[:2])]
+        tensors = {id(tensor): tensor for value in trained for tensor in tensors_in([_tensors_of(value)])}
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return self._cell is not None and this_rank.world_size() == 1 and size_bytes <= _MOST_BYTES
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Inside, `run` may be called. Raises `Irrevocable` where what the cell does cannot be undone."""
+        assert self._cell is not None
+        self._before = dict(self._space)
+        visible = frozenset(name for name in self._space if not _OF_IPYTHON.fullmatch(name))
+        effects = Effects(self._guard, self._space, self._cell.tree, sentence="{} cannot be undone")
+        self._kept = KeptState([Names(self._space, visible)], self._guard, effects)
+        try:
+            with effects.trial():
+                yield
+        finally:
+            with interrupts_held():
+                self._hooks.sweep()
+                self._put_back()
+                effects.finish()
+
+    def run(self, edits: Sequence[Edit], steps: int, watched: AbstractContextManager[object] | None = None) -> Run | None:
+        """So many steps with the edits, inside `watched`; None where they do not parse, or another training comes before the cell's."""
+        program = self._program(edits)
+        if program is None or self._left_s <= 0:
+            return None
+        begin_s, result = time.monotonic(), Run()
+        until_s, is_in_cell = begin_s + min(_MOST_S, self._left_s), False
+        latest = [math.nan]
+
+        def differentiated(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            values = [tensor.detach().float().mean() for tensor in tensors_in([tensors])]
+            latest[0] = float(sum(values)) if values else math.nan
+            return original(tensors, *args, **kwargs)
+
+        def updated(*_: object) -> None:
+            result.losses.append(latest[0])
+            result.is_complete = is_in_cell and len(result.losses) >= steps
+            if not is_in_cell or result.is_complete or time.monotonic() > until_s:
+                raise _EnoughError
+
+        try:
+            with ExitStack() as stack, quiet(), self._unshown(), eager():
+                stack.enter_context(watched or nullcontext())
+                self._hooks.autograd_calls(stack, "backward", differentiated)
+                self._hooks.optimizer_steps(stack, lambda *_: None, updated)
+                try:
+                    for file, statements, is_cell in program:
+                        is_in_cell = is_cell
+                        code = compile(ast.Module(statements, []), file, "exec")
+                        exec(code, self._space)  # noqa: S102 - the user's own cells
+                    result.is_complete = True
+                except _EnoughError:
+                    pass
+                except (Irrevocable, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
+                    result.error = error_line(error)
+        finally:
+            self._left_s -= time.monotonic() - begin_s
+            self._put_back()
+        return result if is_in_cell else None
+
+    def _program(self, edits: Sequence[Edit]) -> list[tuple[str, list[ast.stmt], bool]] | None:
+        """(file, statements, whether it is the cell itself) of each cell that is concerned, in their order."""
+        assert self._cell is not None
+        latest = self._cell
+        numbered = sorted(cells(), key=lambda cell: cell.where.cell or 0)
+        earlier = [cell for cell in numbered if (cell.where.cell or 0) < (latest.where.cell or 0)]
+        by_file: dict[str, list[Edit]] = {}
+        for edit in edits:
+            by_file.setdefault(edit.file, []).append(edit)
+        if not by_file.keys() <= {cell.where.file for cell in (*earlier, latest)}:
+            return None
+        edited, trained = set[str](), set[str]()
+        program: list[tuple[str, list[ast.stmt], bool]] = []
+        for cell in (*earlier, latest):
+            tree = _edited_tree(cell, by_file.get(cell.where.file, ()))
+            if tree is None:
+                return None
+            own = [statement for statement in tree.body if not _is_magic(statement)]
+            if cell is not latest:
+                known = {ast.dump(statement) for statement in cell.tree.body}
+                own = [node for node in own if self._is_made_anew(node, edited, trained, is_edited=ast.dump(node) not in known)]
+            program.append((cell.where.file, own, cell is latest))
+        return _without_overwritten(program)
+
+    def _is_made_anew(self, statement: ast.stmt, edited: set[str], trained: set[str], *, is_edited: bool) -> bool:
+        """Whether a statement of an earlier cell runs again; the names that it makes join those of its kind."""
+        made, read = bound_names(statement), read_names(statement)
+        values = [self._space.get(name) for name in made]
+        is_code = isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom))
+        makes_trained = not is_code and any(isinstance(value, _TRAINED) or _is_leaf(value) for value in values)
+        if isinstance(statement, (ast.For, ast.While)):  # a training of its own, or one that prepares data
+            return is_edited
+        follows = bool(read & trained) and any(_holds_trained(value) for value in values)
+        fills = isinstance(statement, ast.Expr) and not made and _changes(statement, trained)
+        if is_edited or (read & edited and made):
+            edited |= made
+        elif not (makes_trained or follows or fills):
+            return False
+        if makes_trained or follows:
+            trained |= made
+        return True
+
+    def _put_back(self) -> None:
+        for name in self._space.keys() - self._before.keys():
+            del self._space[name]
+        self._space.update(self._before)
+        self._kept.put_back()
+
+
+def _without_overwritten(program: list[tuple[str, list[ast.stmt], bool]]) -> list[tuple[str, list[ast.stmt], bool]]:
+    """The program without statements whose names another one binds anew before they are read."""
+    kept: list[tuple[str, list[ast.stmt], bool]] = []
+    gone = set[str]()
+    for file, statements, is_cell in reversed(program):
+        own: list[ast.stmt] = []
+        for statement in reversed(statements):
+            changed = bound_names(statement) or ({root_of(statement.value)} if isinstance(statement, ast.Expr) else set())
+            if is_cell or not changed <= gone:
+                own.insert(0, statement)
+                gone = (gone | bound_names(statement)) - read_names(statement)
+        if own:
+            kept.insert(0, (file, own, is_cell))
+    return kept
+
+
+def _tensors_of(value: Any) -> list[Any]:
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [state for state in getattr(value, "state", {}).values() if isinstance(state, Mapping)]
+
+
+def _edited_tree(cell: Source, edits: Sequence[Edit]) -> ast.Module | None:
+    if not edits:
+        return cell.tree
+    moved = [Edit(cell=edit.cell, file=edit.file, line=edit.line + cell.offset, old=edit.old, new=edit.new) for edit in edits]
+    try:
+        return parsed(applied("\n".join(cell.lines), moved))
+    except (ValueError, IndexError):
+        return None
+
+
+def _is_magic(statement: ast.stmt) -> bool:
+    return any(isinstance(node.func, ast.Name) and node.func.id == "get_ipython" for node in nodes(ast.Call, statement))
+
+
+def _is_leaf(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+
+
+def _holds_trained(value: object) -> bool:
+    return isinstance(value, _TRAINED) or any(tensor.requires_grad for tensor in tensors_in([value]))
+
+
+def _changes(statement: ast.Expr, trained: set[str]) -> bool:
+    """Whether it calls a method of a model or an optimizer, or a function that fills its argument."""
+    call = statement.value
+    return bool(read_names(call) & trained) and (root_of(call) in trained or method(call).endswith(_FILLS))
