@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
+from torchdebug_magics.instruments.shapes.cell_error.dataset_length import too_long_dataset
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
@@ -38,6 +39,7 @@ from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, raised_at
+from torchdebug_magics.probing.state.worker_error import raised_here
 
 
 def after_error(error: BaseException, *, layout: Layout | None = None, **options: Any) -> ShapesReport | None:
@@ -45,6 +47,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
     if not isinstance(error, Exception):
         return None
     layout = layout or layout_of(**options)
+    error = raised_here(error) or error
     guard = Guard()  # what is run again may ask objects of the user's, which raise whatever they like
     report = None if drops_result(error) else _explained(error, layout)
     if report is not None and report.fix:
@@ -57,7 +60,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
 
 def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on what a call of torch's refused."""
-    known = gpu_assertion(error) or fractional_option(error) or unfinished_class(error) or left_on_cpu(error)
+    known = gpu_assertion(error) or too_long_dataset(error) or fractional_option(error) or unfinished_class(error) or left_on_cpu(error)
     called = outermost_call(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
         return report

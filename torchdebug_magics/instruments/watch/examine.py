@@ -15,6 +15,7 @@ from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.watch.report import WatchReport
 from torchdebug_magics.probing.source.syntax import nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location, owner
+from torchdebug_magics.probing.state.worker_error import raised_here
 from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Report
 
@@ -48,8 +49,10 @@ def explained(context: CellContext) -> tuple[str, Report] | None:
 
 def what_ended(error: BaseException) -> dict[str, Any]:
     """The fields of a report on a cell whose end nothing explains."""
-    if (raised := _raised_in_worker(error)) is not None:
+    again = raised_here(error)
+    if again is None and (raised := _raised_in_worker(error)) is not None:
         return raised
+    error = again or error
     line = "The cell was stopped" if isinstance(error, KeyboardInterrupt) else CellContext(last_error=error).last_error_line
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     if not own:

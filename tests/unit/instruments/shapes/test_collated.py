@@ -73,19 +73,6 @@ def test_a_function_of_the_users_own_is_the_first_fix(shell: InteractiveShell) -
     assert failure.fixes[0].code == "collate_fn=collate_boxes"
 
 
-def test_what_a_worker_process_says_is_told() -> None:
-    from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
-
-    said = "stack expects each tensor to be equal size, but got [1, 80] at entry 0 and [1, 81] at entry 1"
-    failure = unequal_samples(
-        RuntimeError(f"Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\nRuntimeError: {said}\n")
-    )
-    assert failure is not None
-    assert "sample 0 has 1 x 80, sample 1 1 x 81" in failure.explanation
-    assert not failure.fixes[0].verified
-    assert unequal_samples(RuntimeError(said)) is None
-
-
 CHECKPOINTS = {
     "another number of classes": ("net = Net(9)\nnet.load_state_dict(saved)", "net.head[0] = nn.Linear(8, 5)", "or `Net(5)`"),
     "another width": (

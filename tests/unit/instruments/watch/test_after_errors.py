@@ -195,28 +195,33 @@ def test_an_error_that_speaks_of_memory_only_by_the_way_is_none_of_refused_memor
     assert report.suggestion == "%%torchdebug"
 
 
-@pytest.mark.parametrize(
-    ("rows", "many", "line", "said"),
-    [(9, 8, 8, "RuntimeError: "), (4, 9, 8, "IndexError: index 8 is out of bounds for dimension 0 with size 8")],
-)
-@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"])
-def test_an_error_of_a_worker_is_told_with_its_line(
-    rows: int, many: int, line: int, said: str, magic: str, shell: InteractiveShell
-) -> None:
+def read_by_workers(shell: InteractiveShell, data: str, magic: str) -> Any:
     from IPython.utils.capture import capture_output
 
     with capture_output():
-        number = shell.execution_count
-        shell.run_cell(IMPORTS + DATA.format(rows=rows, many=many), store_history=True)
+        shell.run_cell(IMPORTS + data, store_history=True)
         assert not shell.run_cell(f"{magic}batches = iter(loader)\nfirst = list(batches)", store_history=True).success
         if not magic:
             shell.run_cell("%torchdebug -o report", store_history=True)
-    report = shell.user_ns.pop("report")
     shell.user_ns.pop("batches")._shutdown_workers()
-    assert report.error.startswith(said)
-    assert report.error.endswith("(in DataLoader worker 0)")
-    assert (report.stopped_at.cell, report.stopped_at.line) == (number, line + 2)
-    assert report.suggestion == "num_workers=0"
+    return shell.user_ns.pop("report")
+
+
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"])
+def test_an_error_of_a_worker_is_explained_by_the_same_error_in_this_process(magic: str, shell: InteractiveShell) -> None:
+    report = read_by_workers(shell, DATA.format(rows=4, many=9), magic)
+    assert report.fix == "write `return len(self.x)`"
+    assert "`Data.__len__` returns 9, and `self.x` has 8 items" in report.verdict, report.verdict
+
+
+@pytest.mark.parametrize("magic", ["", "%%torchdebug -o report\n"])
+def test_an_error_that_only_a_worker_raises_is_told_with_its_line(magic: str, shell: InteractiveShell) -> None:
+    number = shell.execution_count
+    alone = "        if torch.utils.data.get_worker_info(): raise OSError('no such picture')\n        return"
+    report = read_by_workers(shell, DATA.format(rows=4, many=8).replace("        return self.x[i]", f"{alone} self.x[i]"), magic)
+    assert (report.error, report.suggestion) == ("OSError: no such picture (in DataLoader worker 0)", "num_workers=0")
+    assert report.stopped_at.cell == number
+    assert report.stopped_at.source.endswith("raise OSError('no such picture')")
 
 
 def test_a_failed_assertion_of_a_gpu_says_what_is_certain(shell: InteractiveShell) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,6 @@ from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.rng import RandomState
 
 _SHOWN = 4
-_IN_WORKER = re.compile(
-    r"stack expects each tensor to be equal size, but got \[([\d, ]*)\] at entry (\d+) and \[([\d, ]*)\] at entry (\d+)"
-    r"|each element in list of batch should be of equal size|Trying to resize storage that is not resizable"
-)
 _BOXES = range(4, 8)
 """Numbers in a row of what describes one object each: a box, with or without its class."""
 _PICTURE = 3
@@ -41,7 +36,7 @@ def unequal_samples(error: BaseException) -> Failure | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     collating = next((frame for frame in frames if frame.f_code is default_collate.__code__), None)
     if collating is None:
-        return _of_worker(error)
+        return None
     samples = collating.f_locals.get("batch")
     fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
     indices: Any = fetching.f_locals.get("possibly_batched_index") if fetching is not None else None
@@ -78,19 +73,6 @@ def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failu
             sentence = f"{where} is a PIL image, and a batch is made of tensors, arrays and numbers"
             return refusal(error, sentence, op="stack", fixes=[Fix(code=words, verified=False)])
     return None
-
-
-def _of_worker(error: BaseException) -> Failure | None:
-    """What went wrong in a worker process, of which only the text of the error is here."""
-    match = _IN_WORKER.search(str(error)) if "DataLoader worker" in str(error) else None
-    if match is None:
-        return None
-    shapes = [tuple(map(int, filter(None, text.replace(" ", "").split(",")))) for text in (match[1], match[3]) if text is not None]
-    sentence = "samples of a batch must have one shape"
-    if shapes:
-        sentence += f", and sample {match[2]} has {shape(shapes[0])}, sample {match[4]} {shape(shapes[1])}"
-    advice = Fix(code="num_workers=0", verified=False, why="to see which part of the samples it is; then a `collate_fn` that pads it")
-    return refusal(error, sentence, op="stack", sizes=shapes, fixes=[advice])
 
 
 def other_batches(samples: list[Any], part: Part, frames: list[FrameType]) -> list[Fix]:
