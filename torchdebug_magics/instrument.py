@@ -91,6 +91,10 @@ class CellContext:
         """The code of the session, to be rerun; None if it is unknown."""
         return None
 
+    def file(self) -> str:
+        """Under which the running cell was compiled; empty where that is not known."""
+        return ""
+
     def unshown(self) -> AbstractContextManager[object]:
         """Inside, what the user's code displays is not shown."""
         return nullcontext()

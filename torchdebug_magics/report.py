@@ -282,6 +282,12 @@ class FindingsReport(Report, Generic[FindingT]):
     """The one that explains the others comes first."""
     sentence: str = ""
     """The verdict, written when the session ended."""
+    alternatives: tuple[FindingT, ...] = ()
+    """Findings that hold if their fix mends the cell: `%%torchdebug` tries them."""
+
+    def main_finding(self) -> FindingT | None:
+        """The first of `findings`."""
+        return self.finding
 
     @property
     def found(self) -> bool:

@@ -197,6 +197,9 @@ class _MagicContext(CellContext):
     def body(self) -> CellBody | None:
         return None if self.is_lasting else CellBody(self.home.screen.shell, self.home.cells)
 
+    def file(self) -> str:
+        return _file_of(self.home.screen.shell)
+
     def unshown(self) -> AbstractContextManager[object]:
         return capture_output(stdout=False, stderr=False)
 

@@ -110,14 +110,8 @@ class GradReport(FindingsReport[GradFinding]):
     """Modules that an optimizer holds, and that no update has changed: frozen, or without a gradient."""
     doubts: tuple[str, ...] = ()
     """Why the training is not healthy, with no fault proven: updates that end before the cell, a loss that does not beat guessing."""
-    alternatives: tuple[GradFinding, ...] = ()
-    """Causes that hold if their fix lets the training learn: `%%torchdebug` tries them."""
     raised: str = ""
     """The type of the error that ended the cell."""
-
-    def main_finding(self) -> GradFinding | None:
-        """The first of `findings`."""
-        return self.finding
 
     @property
     def title(self) -> str:

@@ -28,7 +28,7 @@ class WatchProbe:
     """A session of each instrument, entered and left with the cell."""
 
     def __init__(self, context: CellContext = SCRIPT, *, guard: str | None = None) -> None:
-        self._context, self._doing = context, ""
+        self._unshown, self._file, self._doing = context.unshown, context.file(), ""
         self._rows = {name: catalog.instrument(name) for name in _OPTIONS}
         self._sessions: dict[str, Session[Any]] = {}
         for name, row in self._rows.items():
@@ -71,17 +71,27 @@ class WatchProbe:
                 reports[name] = replace(explanation, cut_short=type(error).__name__)
                 magics[name] = catalog.instrument(name).magic
         report = judged(reports, magics)
-        if error is None or isinstance(error, TorchDebugError):
-            report = self._with_fixes_tried(report, magics)
+        if not isinstance(error, KeyboardInterrupt):
+            report = self._with_fixes_tried(report, magics, error)
         ended = {} if error is None or report.found else what_ended(error)
         return replace(report, **ended, problems=tuple(dict.fromkeys(self._problems)))
 
-    def _with_fixes_tried(self, report: WatchReport, magics: Mapping[str, str]) -> WatchReport:
+    def _with_fixes_tried(self, report: WatchReport, magics: Mapping[str, str], error: BaseException | None) -> WatchReport:
         """The report after trials of its fix, or of other settings; as it was where they are interrupted."""
         guard, reports = Guard(), dict(report.reports)
-        again = TrainingAgain(guard, self._context.unshown)
+        again = TrainingAgain(self._file, guard, self._unshown)
+        raised = error is not None and not isinstance(error, TorchDebugError)
+        finding = report.main_finding()
+        is_of_the_rate = report.instrument is None or getattr(finding, "has_diverged", False)
+        name = "gradwatch" if is_of_the_rate and not raised else report.instrument
+        if name not in reports:
+            return report
+
+        def look() -> None:
+            reports[name] = tried(name, finished(reports[name], error), again, self._tells, steps=report.steps_count, raised=raised)
+
         try:
-            self._runs("watch", "could not try a fix", lambda: reports.update(tried(finished(report), again, self._tells)))
+            self._runs("watch", "could not try a fix", look)
         except KeyboardInterrupt:
             guard.note("the trial of the fix was interrupted")
         self._problems += guard.problems

@@ -1,50 +1,64 @@
-"""Fixes of a training that raised nothing, tried: the first steps of the cell are made again with each, and the loss tells what helps."""
+"""Fixes of a cell, tried: its first steps are made again with each, and what the cell then raises, finds or learns says which of them helps."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import SCRIPT
-from torchdebug_magics.instruments.watch.report import WatchReport
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
-from torchdebug_magics.report import Report
+from torchdebug_magics.report import Finding, Report, changed
 from torchdebug_magics.session import Session
 
-_STEPS, _STEPS_OF_A_RATE = 150, 60
-"""Of a run: as many as the slowest rule needs to find what it finds; as many as show whether a loss falls."""
+_STEPS, _STEPS_OF_A_RATE, _STEPS_TO_AN_ERROR = 150, 60, 20
+"""Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
 _FEW = 8
 _LOWER, _FALLEN = 0.8, 0.9
 """What a change must leave of the loss that the training as written comes to, and of the loss that it begins with."""
 
 
-def tried(report: WatchReport, again: TrainingAgain, progress: Callable[[str], object]) -> Mapping[str, Report]:
-    """The reports, with the cause that a trial has shown, or with the fix that leads as verified; the same where nothing can be tried."""
-    reports, leading = dict(report.reports), report.instrument
-    finding = report.main_finding()
-    is_of_the_rate = leading in {None, "gradwatch"} or getattr(finding, "has_diverged", False)
-    alternatives = getattr(reports.get("gradwatch"), "alternatives", ()) if is_of_the_rate else ()
-    is_code = leading in {"autograd", "gradwatch"} and finding is not None and bool(finding.edits) and finding.fix_state == "compiles"
-    if not (alternatives or is_code) or report.error or not again.can_run:
-        return reports
-    steps = max(2 * _FEW, report.steps_count)  # of a cell that ended early, more than it made
+def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[str], object], *, steps: int, raised: bool) -> Report:
+    """The report of an instrument with the alternative that a trial has shown, or with its fix as verified; else as it was.
+
+    `steps` is how many the cell made, and `raised` whether an error of the user's code ended it.
+    """
+    finding, alternatives = report.main_finding(), getattr(report, "alternatives", ())
+    is_open = finding is not None and bool(finding.edits) and finding.fix_state == "compiles"
+    if not (alternatives or is_open) or not again.can_run:
+        return report
+    result: Report = report
     try:
         with again.opened():
-            if alternatives:
-                progress("other learning rates are tried")
-                reports["gradwatch"] = _with_best_rate(reports["gradwatch"], again, min(_STEPS_OF_A_RATE, steps))
-            elif leading is not None:
-                progress("the fix is tried")
-                reports[leading] = _verified(leading, reports[leading], again, min(_STEPS, steps))
+            progress("other learning rates are tried" if alternatives and not raised else "the fix is tried")
+            if raised:
+                result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR))
+            elif alternatives:
+                result = _with_best_rate(report, again, min(_STEPS_OF_A_RATE, max(steps, 2 * _FEW)))
+            else:
+                result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)))
     except Irrevocable:
         pass
-    return reports
+    return result
+
+
+def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
+    """The report with the first of its fixes as verified with which the cell raises nothing, where it raises as it is written."""
+    finding = report.main_finding()
+    candidates = [each for each in (finding, *getattr(report, "alternatives", ())) if each is not None and each.edits]
+    if (as_written := again.run((), steps)) is None or not as_written.error:
+        return report
+    for candidate in candidates:
+        run = again.run(candidate.edits, steps)
+        if run is not None and run.is_complete and not run.error and all(map(math.isfinite, run.losses)):
+            return _with_finding(report, finding, replace(candidate, fix_state="verified"))
+    return report
 
 
 def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
@@ -65,7 +79,7 @@ def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
     why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss from {number(run.losses[0])} to "
     why += f"{number(_last(run.losses))}; as written, to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
-    return replace(report, findings=(finding,), doubts=(), alternatives=(), sentence=capitalised(finding.sentence()))
+    return replace(_with_finding(report, report.finding, finding), doubts=())
 
 
 def _helps(run: Run, as_written: Run) -> bool:
@@ -81,19 +95,27 @@ def _last(losses: list[float]) -> float:
     return statistics.fmean(losses[-max(1, len(losses) // 5) :])
 
 
-def _verified(name: str, report: Any, again: TrainingAgain, steps: int) -> Any:
+def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -> Any:
     """The report with its first fix as verified, where the same instrument finds less of the kind with it, and nothing else breaks.
 
     An edit that breaks the training, or after which all is found again, is no repair: the fix stays, as advice.
     """
-    finding = report.findings[0]
+    finding = report.main_finding()
     session: Session[Any] = Session(catalog.instrument(name).probe({}, SCRIPT))
-    run = again.run(finding.edits, steps, session)
+    watched: AbstractContextManager[object] = session
+    run = again.run(finding.edits, steps, watched)
     if run is None or not session.has_ended or not (run.error or run.is_complete):
         return report
     before, after = (sum(other.kind == finding.kind for other in each.findings) for each in (report, session.report))
     if not run.error and after < before:
-        finding = replace(finding, fix_state="verified") if all(map(math.isfinite, run.losses)) else finding
-    elif not run.error or ((as_written := again.run((), steps)) is not None and not as_written.error):
-        finding = replace(finding, edits=(), fix_state="advice", has_failed=True)
-    return replace(report, findings=(finding, *report.findings[1:]))
+        return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report
+    if not run.error or ((as_written := again.run((), steps)) is not None and not as_written.error):
+        return _with_finding(report, finding, replace(finding, edits=(), fix_state="advice", has_failed=True))
+    return report
+
+
+def _with_finding(report: Any, old: Finding | None, new: Any) -> Any:
+    """The report with another finding in the place of its first, or as its only one; the others were to be tried, and are no more."""
+    if old is not None and type(old) is type(new) and replace(new, fix_state=old.fix_state, edits=old.edits, has_failed=False) == old:
+        return changed(report, lambda part: new if part is old else part)
+    return replace(report, findings=(new,), alternatives=(), sentence=capitalised(new.sentence()))

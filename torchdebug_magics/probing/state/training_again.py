@@ -25,10 +25,11 @@ from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
-from torchdebug_magics.probing.source.edited_source import Source, cells, running_cell
+from torchdebug_magics.probing.source.edited_source import Source, cells
 from torchdebug_magics.probing.source.syntax import bound_names, method, nodes, parsed, read_names, root_of
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.snapshot import KeptState
+from torchdebug_magics.probing.state.what_follows import EnoughError, budgeted
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit
 
@@ -45,10 +46,6 @@ _OF_IPYTHON = re.compile(r"_+|_i*\d*|_i+|_[odi]h|__\w+__|In|Out|get_ipython|exit
 """Names through which all of the shell is reached."""
 
 
-class _EnoughError(BaseException):
-    """Ends a run that has made its steps. No `except Exception` of the user's stops it."""
-
-
 @dataclass
 class Run:
     """What a run came to."""
@@ -62,12 +59,12 @@ class Run:
 
 
 class TrainingAgain:
-    """The first steps of the latest cell's training; `unshown` keeps what it displays from the notebook."""
+    """The first steps of a cell's training, which was compiled as `file`; `unshown` keeps what it displays from the notebook."""
 
-    def __init__(self, guard: Guard, unshown: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    def __init__(self, file: str, guard: Guard, unshown: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         self._guard, self._unshown = guard, unshown
         self._hooks = Hooks(guard)
-        self._cell: Source | None = next((cell for cell, _ in running_cell()), None)
+        self._cell: Source | None = next((cell for cell in cells() if file and cell.where.file == file), None)
         self._space: dict[str, Any] = vars(sys.modules["__main__"])
         self._left_s = _ALL_S
 
@@ -113,11 +110,11 @@ class TrainingAgain:
         def updated(*_: object) -> None:
             result.losses.append(latest[0])
             result.is_complete = is_in_cell and len(result.losses) >= steps
-            if not is_in_cell or result.is_complete or time.monotonic() > until_s:
-                raise _EnoughError
+            if not is_in_cell or result.is_complete:
+                raise EnoughError(is_late=False)
 
         try:
-            with ExitStack() as stack, quiet(), self._unshown(), eager():
+            with ExitStack() as stack, quiet(), self._unshown(), eager(), budgeted(until_s, math.inf):
                 stack.enter_context(watched or nullcontext())
                 self._hooks.autograd_calls(stack, "backward", differentiated)
                 self._hooks.optimizer_steps(stack, lambda *_: None, updated)
@@ -127,7 +124,7 @@ class TrainingAgain:
                         code = compile(ast.Module(statements, []), file, "exec")
                         exec(code, self._space)  # noqa: S102 - the user's own cells
                     result.is_complete = True
-                except _EnoughError:
+                except EnoughError:
                     pass
                 except (Irrevocable, KeyboardInterrupt):
                     raise

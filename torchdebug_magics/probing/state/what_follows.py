@@ -53,7 +53,7 @@ class Outcome:
     """Whether it went to the end, or as far as the budget of calls and lines: not where it took too long."""
 
 
-class _EnoughError(BaseException):
+class EnoughError(BaseException):
     """Ends a run that goes on; `is_late` where it has taken too long."""
 
     def __init__(self, *, is_late: bool) -> None:
@@ -153,16 +153,16 @@ class FailedBlock:
             code = self._compiled(body)
             if self._function is None:
                 space.update(given)
-                with quiet(), _budgeted(until_s):
+                with quiet(), budgeted(until_s):
                     exec(code, space)  # noqa: S102 - the user's own statements, at their place
             else:
                 exec(code, space)  # noqa: S102 - as above; it only defines the function
                 function = space[_OWN[0]]
-                with quiet(), _budgeted(until_s):
+                with quiet(), budgeted(until_s):
                     function(**{name: value for name, value in self.names.items() if name.isidentifier()}, **given)
         except (Irrevocable, KeyboardInterrupt):
             raise
-        except _EnoughError as enough:
+        except EnoughError as enough:
             return Outcome(None, has_passed=False, is_complete=not enough.is_late)
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
             return Outcome(error, has_passed=False)
@@ -206,7 +206,7 @@ def frozen(value: Any) -> Any:
 
 
 @contextmanager
-def _budgeted(until_s: float) -> Iterator[None]:
+def budgeted(until_s: float, most_calls: float = _BUDGET) -> Iterator[None]:
     """Ends the run when it has used up its budget, which is one of calls and lines: how far it comes does not depend on the machine.
 
     What is imported on the way is not counted.
@@ -225,8 +225,8 @@ def _budgeted(until_s: float) -> Iterator[None]:
         is_own = is_user_code(frame.f_code)
         used += 0 if imports else _PER_LINE if is_own else 1
         is_late = not imports and time.monotonic() > until_s
-        if used > _BUDGET or is_late:
-            raise _EnoughError(is_late=is_late)
+        if used > most_calls or is_late:
+            raise EnoughError(is_late=is_late)
         return trace if is_own else None
 
     sys.settrace(trace)
