@@ -7,20 +7,19 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType, FunctionType
 
 import torch
 
 from torchdebug_magics.fixes import dedented
 from torchdebug_magics.instruments.shapes.cell_error.changes import GIVEN_TENSORS, instance_called
-from torchdebug_magics.instruments.shapes.explain import refusal
-from torchdebug_magics.instruments.shapes.report import Failure, Fix
+from torchdebug_magics.instruments.shapes.explain import edited
+from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.source.call_sites import function_node, value_of
 from torchdebug_magics.probing.source.edited_source import Source, calls, cells, exchanging
 from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, own_nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.report import Edit
 
 _ALIKE = 0.75
 """Likeness of two names of which one is the other, mistyped."""
@@ -116,7 +115,7 @@ def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]])
     for where, call in calls("") if made else ():
         if called(call) in {type(module).__name__ for module in made} and call.args and not isinstance(call.func, ast.Call):
             edits = exchanging(where, call, instance_called(call))
-            return _failure(error, GIVEN_TENSORS.format(ast.unparse(call.func)), edits) if edits else None
+            return edited(error, GIVEN_TENSORS.format(ast.unparse(call.func)), edits)
     return None
 
 
@@ -177,12 +176,4 @@ def _of_class(error: BaseException, kind: str, sentence: str, change: Callable[[
     """With the edits of the class of that name; none where the change does not know any."""
     classes = ((source, node) for source in cells() for node in nodes(ast.ClassDef, source.tree) if node.name == kind)
     edits = next(filter(None, (tuple(change(source, node)) for source, node in classes)), ())
-    return _failure(error, sentence, edits) if edits else refusal(error, sentence)
-
-
-def _failure(error: BaseException, sentence: str, edits: tuple[Edit, ...]) -> Failure:
-    code = "\n".join(line.strip() for edit in edits for line in edit.new.split("\n") if line.strip() and line not in edit.old.split("\n"))
-    where = edits[0]
-    at = Location(cell=where.cell, file=where.file, line=where.line, function="", source=(where.old or where.new).partition("\n")[0])
-    failure = refusal(error, sentence, fixes=[Fix(code=code, verified=False)])
-    return replace(failure, location=at, underlined=None, edits=edits, fix_state="compiles")
+    return edited(error, sentence, edits)

@@ -13,15 +13,17 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
-from torchdebug_magics.instruments.shapes.repair.as_edits import as_edits
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
-from torchdebug_magics.instruments.shapes.repair.source import Caller
+from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.source.syntax import exchanged, expression
+from torchdebug_magics.probing.source.edited_source import Source, same
+from torchdebug_magics.probing.source.syntax import exchanged, expression, names_in, parsed, tree_of
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
@@ -157,16 +159,27 @@ def _by_rank(edits: Sequence[Repair]) -> list[Repair]:
 def _in_one(edits: Sequence[Repair], caller: Caller | None) -> dict[Repair, str]:
     """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
     codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
-    for at, inner in enumerate(edits):
-        site = inner.ops[0].site if len(inner.ops) == 1 else None
-        for outer in edits[at + 1 :] if site is not None else ():
-            if outer.ops and site is not None and outer.ops[0].site.statement is site.statement is not None:
-                whole = _with_part(codes[outer], site.text, codes[inner])
-                if whole != codes[outer]:
-                    codes[outer] = whole
-                    del codes[inner]
-                    break
+    for inner, outer in itertools.combinations(edits, 2):
+        call = caller.site.expression if caller is not None else None
+        if isinstance(call, ast.Call) and inner in codes and all(_at_call(edit, caller) for edit in (inner, outer)):
+            codes[outer] = _both_changed(call, codes.pop(inner), codes[outer])
+        elif inner in codes and len(inner.ops) == 1 and outer.ops:
+            site = inner.ops[0].site
+            whole = _with_part(codes[outer], site.text, codes[inner]) if outer.ops[0].site.statement is site.statement else codes[outer]
+            if whole != codes[outer]:
+                codes[outer] = whole
+                del codes[inner]
     return codes
+
+
+def _both_changed(old: ast.Call, first: str, second: str) -> str:
+    """A call with the arguments that either of two changes of it has changed."""
+    mine, other = expression(first), expression(second)
+    if not isinstance(mine, ast.Call) or not isinstance(other, ast.Call):
+        return second
+    pairs = zip(old.args, mine.args, other.args, strict=False)
+    arguments = [changed if same(also, was) else also for was, changed, also in pairs]
+    return ast.unparse(ast.Call(mine.func, arguments, mine.keywords))
 
 
 def _with_part(code: str, part: str, new: str) -> str:
@@ -198,8 +211,26 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
-    changes = facts.guard.run("the edits of a fix", as_edits, codes, facts.modules, caller, facts.site) or ()
+    before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
+    changes = tuple(edit for edit in before if edit is not None)
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
+
+
+def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
+    """A value that is changed before the statement that raised, under the name that it has there: ``x = x.flatten(1)``."""
+    tree, whole = parsed(code), tree_of(failing.code.co_filename)
+    match tree.body if tree is not None else []:
+        case [ast.Assign([ast.Name(name)], value)] if name in failing.names and not repair.modules and whole is not None:
+            is_here = all((site.code, site.line) == (failing.code, failing.line) for site in repair.sites)
+            source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
+            if (
+                source.statement is not None
+                and (repair.inputs or name in names_in(value))
+                and is_here
+                and not (repair.inputs and repair.ops)
+            ):
+                return source.before(source.statement, code)
+    return None
 
 
 def mixed_batch(run: Forward) -> str:
@@ -245,10 +276,9 @@ def _is_refused(run: Forward | None) -> bool:
 
 def _names(edit: Repair, size: int) -> bool:
     """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
-    sites = [site for site in (*(op.site for op in edit.ops), *(call.site for call in edit.calls)) if site is not None]
     numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
-    plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
-    return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in sites)
+    plain = bool(edit.sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
+    return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in edit.sites)
 
 
 def _mentions(numbers: re.Pattern[str], code: str) -> int:

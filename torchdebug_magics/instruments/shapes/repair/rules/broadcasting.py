@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
@@ -24,7 +24,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reorder,
     shown,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression

@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
     as_typed,
+    as_written,
     method,
     on_operand,
     parameter_edit,
@@ -32,6 +33,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     anywhere,
@@ -42,7 +44,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reordered,
     there_and_back,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     TURNS,
@@ -366,12 +367,11 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
         while pads[-2:] == [0, 0]:
             pads = pads[:-2]
-        change = ValueChange(f"F.pad({{}}, {tuple(pads)})".format, functools.partial(nn.functional.pad, pad=tuple(pads)))
+        change = as_written(f"F.pad({{0}}, {tuple(pads)})")
         why = f"no mask in the {'first' if front else 'last'} {max(lacks)}"
         yield from anywhere(facts, at, change, rank=12 if front is prefixed else 14, why=why)
     if max(lacks) <= 0:
-        ends = tuple(slice(size) for size in mismatch.sizes)
-        change = ValueChange(lambda name: f"{name}[{', '.join(f':{size}' for size in mismatch.sizes)}]", lambda tensor: tensor[ends])
+        change = as_written(f"{{0}}[{', '.join(f':{size}' for size in mismatch.sizes)}]")
         yield from anywhere(facts, at, change, rank=10, why="only the length needed")
 
 
@@ -418,13 +418,9 @@ def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, s
     """The columns, or the rows, of a picture one step after the other, each with all its channels."""
     if len(local.operands[at].sizes) == _IMAGES and local.by_module:
         for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
-            change = ValueChange(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
+            change = as_written(f"{{0}}.permute{order}.flatten(2)")
             if local.gives({at: change.apply}) is not None:
                 yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
-
-
-def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.permute(order).flatten(2)
 
 
 def other_kind(local: LocalCall, at: int) -> list[Repair]:

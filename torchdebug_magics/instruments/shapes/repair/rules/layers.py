@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
@@ -133,10 +133,10 @@ def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], r
     if high != rows:
         return edits
     if counting is None and is_rounded(ids.made):
-        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda tensor: tensor.clamp(max=rows - 1))
+        change = as_written(f"{{0}}.clamp(max={rows - 1})")
         edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
     if low >= 1:
-        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=30, why="indices starting at 0")
+        edits += on_operand(facts, 0, as_written("{0} - 1"), rank=30, why="indices starting at 0")
     return edits
 
 

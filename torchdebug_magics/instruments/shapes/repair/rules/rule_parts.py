@@ -185,9 +185,7 @@ def rewritten(
     return [Repair(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
-def argument_changed(
-    facts: FailureFacts, at: int, text: Callable[[str], str], arguments: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
-) -> list[Repair]:
+def argument_changed(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str) -> list[Repair]:
     """The user's own call of the failing module with the argument at this place changed."""
     site = facts.site if facts.direct else None
     written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
@@ -196,7 +194,11 @@ def argument_changed(
         return []
     if any(isinstance(argument, ast.Starred) for argument in call.args[: at + 1]):
         return []
-    return [Repair(written.changed(call.args[at], text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
+
+    def arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (*args[:at], change.apply(args[at]), *args[at + 1 :]), kwargs
+
+    return [Repair(written.changed(call.args[at], change.text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
 
 
 def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

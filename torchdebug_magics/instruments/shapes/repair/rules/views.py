@@ -14,9 +14,9 @@ from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
 from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
 from torchdebug_magics.probing.source.syntax import as_atom, expression
 
