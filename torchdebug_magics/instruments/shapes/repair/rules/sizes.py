@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
