@@ -193,7 +193,8 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     if site is None or facts.op is None or not facts.direct:
         return None
     node = site.operand_node(at, operand.tensor, direct=True)
-    if node is None or (at == 0 and _writes(facts.op) and not isinstance(site.expression, ast.AugAssign)):
+    writes = facts.op in {"__setitem__", "setitem"} or (facts.op.endswith("_") and not facts.op.endswith("__"))
+    if node is None or (at == 0 and writes and not isinstance(site.expression, ast.AugAssign)):
         return None  # what is written into another tensor is lost
     return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, functools.partial(_with_change, at, change)),))
 
@@ -201,11 +202,6 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
 def _with_change(at: int, change: ValueChange, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = at_tensor(at, change.apply, args, kwargs)
     return func(*args, **kwargs)
-
-
-def _writes(op: str) -> bool:
-    """Whether an op writes into its first operand."""
-    return op in {"__setitem__", "setitem"} or (op.endswith("_") and not op.endswith("__"))
 
 
 def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:

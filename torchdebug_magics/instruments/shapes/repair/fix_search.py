@@ -6,7 +6,7 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,16 +107,13 @@ class _Search:
         following: list[_State] = []
         for state in states:
             for edit in _by_rank(diagnosis(state.facts).edits if state.edits else candidates):
-                if not self._trials.left or self._is_full(state.rank + edit.rank):
+                is_full = len(self.through) >= _SHOWN and state.rank + edit.rank > max(way.rank for way in self.through)
+                if not self._trials.left or is_full:
                     break
                 if edit.ops and state.facts.site is not None and edit.code == state.facts.site.text:
                     continue  # it reads as it was written
                 following += self._tried(state, edit)
         return following
-
-    def _is_full(self, rank: int) -> bool:
-        """Whether a way of this rank could only add to a list that is long enough."""
-        return len(self.through) >= _SHOWN and rank > max(way.rank for way in self.through)
 
     def _tried(self, state: _State, edit: Repair) -> list[_State]:
         # A module that is made anew once more, from what it was made before: one place, not two.
@@ -126,7 +123,7 @@ class _Search:
         if run is not None and run.error is None:
             # A layer may have been made to fit samples that were taken for features.
             mixed = mixed_batch(run) if any(edit.modules for edit in edits) else ""
-            self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._again)))
+            self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._trials)))
         elif run is not None:
             facts = facts_of(run, guard=self._trials.guard)
             further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
@@ -136,9 +133,6 @@ class _Search:
                 return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
             self.in_vain.add(edit.code)
         return []
-
-    def _again(self, edits: Sequence[Repair]) -> Forward | None:
-        return self._trials.run(edits) if self._trials.left else None
 
 
 def _complaint(facts: FailureFacts) -> str:
@@ -252,7 +246,7 @@ def mixed_batch(run: Forward) -> str:
     return ""
 
 
-def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Repair]], Forward | None]) -> str:
+def bound_to(edits: Sequence[Repair], run: Forward, trials: Trials) -> str:
     """In words, to which size of the inputs the edits are bound, as they write it down and another one does not succeed.
 
     A batch twice as large is tried, or one step fewer. Where no edit names the size, it is the user's own code that wants it.
@@ -261,16 +255,17 @@ def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Re
     batch, *rest = next((sizes(tensor) for _, tensor in tensors if tensor.dim() > 1), (0,))
     if any(_names(edit, batch) for edit in edits):
         larger = [Repair("", inputs={name: _TWICE}) for name, tensor in tensors if sizes(tensor)[0] == batch]
-        if _is_refused(again([*edits, *larger])):
+        if _is_refused([*edits, *larger], trials):
             return f"only for a batch of {batch}"
     steps = rest[0] if len(rest) in {1, 2} else 0
     if steps > 1 and any(_names(edit, steps) for edit in edits):
         shorter = [Repair("", inputs={name: _SHORTER}) for name, tensor in tensors if sizes(tensor)[:2] == (batch, steps)]
-        return f"only for {steps} steps" if _is_refused(again([*edits, *shorter])) else ""
+        return f"only for {steps} steps" if _is_refused([*edits, *shorter], trials) else ""
     return ""
 
 
-def _is_refused(run: Forward | None) -> bool:
+def _is_refused(edits: Sequence[Repair], trials: Trials) -> bool:
+    run = trials.run(edits) if trials.left else None
     return run is not None and run.error is not None
 
 

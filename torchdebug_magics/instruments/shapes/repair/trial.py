@@ -126,7 +126,8 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | N
                 if not path:
                     model = new
                     continue
-                for table, name in _places(model, old):
+                parts = [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is old]
+                for table, name in parts:
                     stack.callback(table.__setitem__, name, old)
                     table[name] = new
             for path, numbers in edit.attributes.items():
@@ -138,10 +139,6 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | N
             for call in edit.calls:
                 _put_call(model, call, stack)
         yield model
-
-
-def _places(model: torch.nn.Module, part: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    return [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is part]
 
 
 def _filled(new: torch.nn.Module, old: torch.nn.Module, fakes: Fakes | None) -> torch.nn.Module:

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
@@ -289,7 +288,9 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     if mismatch is not None:
         ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
         if "kernel_size" in numbers:
-            ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
+            kernel = numbers["kernel_size"]
+            half = kernel // 2 if isinstance(kernel, int) else tuple(number // 2 for number in kernel or ())
+            ranks.append((20, {"padding": half}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
     tied = (
         weight is not None
@@ -298,10 +299,6 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
-
-
-def _half(value: Any) -> Any:
-    return value // 2 if isinstance(value, int) else tuple(number // 2 for number in value or ())
 
 
 def _other_numbers(numbers: dict[str, Any], got: int, wanted: int) -> Iterator[tuple[int, dict[str, Any], str]]:
@@ -360,9 +357,8 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     lacks = [wanted - have for have, wanted in zip(x.sizes, mismatch.sizes, strict=True)]
     if lacks[0] and len(set(x.sizes)) > 1:
         return
-    prefixed = any(
-        operand.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(operand.made)) for operand in local.operands[:1]
-    )
+    joins = [step.inputs[0][0] for step in steps(local.operands[0].made) if step.op in JOINS and len(step.inputs) > 1]
+    prefixed = any(max(lacks) in sizes[:-1] for sizes in joins)  # such as by a class token
     for front in (True, False) if min(lacks) >= 0 else ():
         pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
         while pads[-2:] == [0, 0]:
@@ -407,11 +403,6 @@ def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> li
     ((name, parameter),) = used
     whole_path = f"{facts.path}.{name}".lstrip(".")
     return parameter_edit(replace(x, owned=True, tensor=parameter, name=whole_path), mismatch.sizes[::-1])
-
-
-def _is_prefixed(step: Made, many: int) -> bool:
-    """Whether it put so many steps in front, such as a class token."""
-    return step.op in JOINS and len(step.inputs) > 1 and many in step.inputs[0][0][:-1]
 
 
 def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, str]]:

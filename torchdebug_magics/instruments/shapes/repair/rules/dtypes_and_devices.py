@@ -175,14 +175,9 @@ def written(facts: FailureFacts) -> Diagnosis | None:
         )
     if "single memory location" in facts.text:
         sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
-        return Diagnosis(sentence, tuple(_cloned(facts)), x)
+        is_named = facts.site is not None and isinstance(facts.site.expression, ast.AugAssign)  # it stands for the copy then
+        edits = on_operand(facts, 0, method("clone"), rank=2, why="separate rows") if is_named else []
+        return Diagnosis(sentence, tuple(edits), x)
     if "doesn't match the broadcast shape" in facts.text and len(facts.operands) > 1:
         return Diagnosis(f"{text} cannot broadcast {told(x)} to {shape(facts.operands[1].sizes)} in place", (), x)
     return None
-
-
-def _cloned(facts: FailureFacts) -> list[Repair]:
-    """In ``m += x`` the name then stands for the copy."""
-    if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
-        return []
-    return on_operand(facts, 0, method("clone"), rank=2, why="separate rows")

@@ -33,9 +33,9 @@ def negative(facts: FailureFacts) -> Diagnosis | None:
     """A size below zero: of a new tensor, or of what a kernel would leave."""
     if match := _CALCULATED.search(facts.text):
         x = facts.operands[0]
-        settings = [
-            f"{name} {_plain(getattr(facts.module, name))}" for name in ("kernel_size", "stride", "padding") if hasattr(facts.module, name)
-        ]
+        numbers = {name: getattr(facts.module, name, None) for name in ("kernel_size", "stride", "padding")}
+        plain = {name: value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value for name, value in numbers.items()}
+        settings = [f"{name} {value}" for name, value in plain.items() if value is not None]
         with_ = f" with {', '.join(settings)}" if settings else ""
         size = " x ".join(match["sizes"].replace("x", " ").split())
         return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
@@ -66,10 +66,6 @@ def _cut(facts: FailureFacts) -> list[Repair]:
                 change = subscript(f"{':, ' * dim}:{left}", ends)
                 return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
     return []
-
-
-def _plain(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _why(facts: FailureFacts, size: int) -> str:

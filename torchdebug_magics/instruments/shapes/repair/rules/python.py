@@ -43,7 +43,7 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
     if isinstance(tensor, torch.Tensor) and node is not None:
         owner = ast.unparse(node)
         x = facts.operand(tensor) or Operand(tensor, owner, owned=False, made=None)
-        cut = _cut(statement.value, len(x.sizes))
+        cut = "after the slice fewer than its " if isinstance(statement.value, ast.Subscript) and x.sizes else ""
         sentence = f"`{text}` unpacks {many} sizes, and `{owner}` has {cut}{plural(len(x.sizes), 'dimension')}: {shape(x.sizes)}"
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
     value = value_named(statement.value, site.names)
@@ -78,10 +78,6 @@ def _turned_input(facts: FailureFacts, value: torch.Tensor, many: int) -> list[R
     change = method("t")
     why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
     return [Repair(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
-
-
-def _cut(value: ast.expr, many: int) -> str:
-    return "" if not isinstance(value, ast.Subscript) or not many else "after the slice fewer than its "
 
 
 def _owner_of_shape(value: ast.expr) -> ast.expr | None:
@@ -120,14 +116,10 @@ def picture(facts: FailureFacts) -> Diagnosis | None:
         if image.dim() == _IMAGE and len(sizes) == 2 and len(wanted) == 1:
             size = wanted.pop()
             sentence = f"{facts.who} expects images of {shape(size)}, and `{name}` is {shape(tuple(image.shape))}"
-            return Diagnosis(sentence, (_resized(name, image, size),))
+            why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
+            change = as_written(f"F.interpolate({{0}}, size={size})")
+            return Diagnosis(sentence, (Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change}),))
     return None
-
-
-def _resized(name: str, image: torch.Tensor, size: tuple[int, int]) -> Repair:
-    change = as_written(f"F.interpolate({{0}}, size={size})")
-    why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
-    return Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change})
 
 
 def absent(facts: FailureFacts) -> Diagnosis | None:

@@ -158,13 +158,12 @@ def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
     """All orders of so many dimensions: first those that move a single one, which lay no picture on its side; then the others."""
-    everything = itertools.permutations(range(many))
-    return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
 
+    def moved(order: tuple[int, ...]) -> tuple[bool, int]:
+        moves_one = any([*rest] == sorted(rest) for rest in itertools.combinations(order, many - 1))
+        return not moves_one, sum(at != dim for at, dim in enumerate(order))
 
-def _moves_one(order: tuple[int, ...]) -> bool:
-    """Whether all but one stay in their order."""
-    return any([*rest] == sorted(rest) for rest in itertools.combinations(order, len(order) - 1))
+    return iter(sorted(itertools.permutations(range(many)), key=moved))
 
 
 def told(x: Operand) -> str:
