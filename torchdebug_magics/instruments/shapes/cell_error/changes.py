@@ -94,10 +94,10 @@ class Changes:
             yield from self._named(self._error.name or "")
             return
         yield from self._of_statement()
-        for part in (*_parts(failing), failing):
-            if isinstance(part, ast.Call) and self._gives_class_tensors(part):
-                yield self._change(part, _instance_called(part), GIVEN_TENSORS.format(ast.unparse(part.func)))
+        for part in _parts(failing):
             yield from self._made_otherwise(part)
+        if isinstance(failing, ast.Call) and self._gives_class_tensors(failing):
+            yield self._change(failing, instance_called(failing), GIVEN_TENSORS.format(ast.unparse(failing.func)))
         if isinstance(self._error, AttributeError) and isinstance(failing, ast.Attribute):
             yield from self.without_run()
             yield from self._attributes(failing)
@@ -130,10 +130,10 @@ class Changes:
             if callable(getattr(builtins, name, None)):
                 yield self._change(call, expression(f"{name}({text})"), f"`{text}` has no method `{name}`, which is a function")
 
-    def _gives_class_tensors(self, call: ast.Call) -> bool:
-        kind = self._value(call.func)
+    def _gives_class_tensors(self, failing: ast.Call) -> bool:
+        kind = self._value(failing.func)
         is_of_modules = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-        return is_of_modules and any(isinstance(self._value(part), torch.Tensor) for part in call.args)
+        return is_of_modules and any(isinstance(self._value(part), torch.Tensor) for part in failing.args)
 
     def _change(self, old: ast.expr, new: ast.expr, sentence: str, above: str = "") -> Change:
         """With the expression exchanged; a variable wherever the statement reads it."""
@@ -350,9 +350,6 @@ class Changes:
         if isinstance(value, type) and isinstance(made, (ast.Name, ast.Attribute)):
             sentence = f"`{name}` is a class, where an instance of it is expected"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made)}()", sentence)
-        if isinstance(value, torch.nn.Module) and isinstance(made, ast.Call) and self._gives_class_tensors(made):
-            sentence = GIVEN_TENSORS.format(ast.unparse(made.func))
-            yield self._remade(maker, part, f"{name} = {ast.unparse(_instance_called(made))}", sentence)
         if isinstance(value, tuple) and isinstance(made, ast.Tuple) and len(made.elts) == 1:
             sentence = f"`{name}` is a tuple: a comma ends the line that gives it its value"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made.elts[0])}", sentence)
@@ -409,7 +406,7 @@ def is_difference(node: ast.expr) -> bool:
     return False
 
 
-def _instance_called(call: ast.Call) -> ast.Call:
+def instance_called(call: ast.Call) -> ast.Call:
     """``nn.ReLU()(x)`` for ``nn.ReLU(x)``."""
     return ast.Call(ast.Call(call.func, [], []), call.args, call.keywords)
 

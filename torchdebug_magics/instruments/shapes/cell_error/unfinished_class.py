@@ -1,4 +1,4 @@
-"""A class of the user's that lacks what torch calls: a method, the call of another one, a `return`."""
+"""A class of the user's that lacks what torch calls, and an instance that was made with what it should have been called with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from types import FrameType, FunctionType
 import torch
 
 from torchdebug_magics.fixes import dedented
+from torchdebug_magics.instruments.shapes.cell_error.changes import GIVEN_TENSORS, instance_called
 from torchdebug_magics.instruments.shapes.explain import edited
 from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.source.call_sites import function_node, value_of
-from torchdebug_magics.probing.source.edited_source import Source, cells
-from torchdebug_magics.probing.source.syntax import dotted, method, nodes, own_nodes, statement_at, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, calls, cells, exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, method, nodes, own_nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.report import Edit
 
@@ -31,7 +32,7 @@ def unfinished_class(error: BaseException) -> Failure | None:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None
-    return _lacking(error, frames) or _returning_nothing(error, frames)
+    return _lacking(error, frames) or _returning_nothing(error, frames) or _made_with_tensor(error, frames)
 
 
 def _lacking(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
@@ -100,6 +101,22 @@ def _with_return(source: Source, node: ast.ClassDef) -> Iterator[Edit]:
             yield source.after(last, f"return {ast.unparse(target)}")
         case ast.Expr(ast.Call(func)) as last if dotted(func).startswith("self.") and last.lineno != getattr(function, "lineno", 0):
             yield source.replacing(last, f"return {source.text(last)}")
+
+
+def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
+    """A module in the place of its output: ``nn.ReLU(x)``, of which the tensor has become an option."""
+    frame, line = next(((frame, line) for frame, line in reversed(frames) if is_user_code(frame.f_code)), (None, 0))
+    if frame is None or not isinstance(error, (AttributeError, TypeError)):
+        return None
+    names = nodes(ast.Name, statement_at(tree_of(frame.f_code.co_filename), line))
+    read = (value for name in names if isinstance(value := value_of(name, frame), torch.nn.Module))
+    modules = [module for module in read if type(module).__module__.startswith("torch.nn.modules.")]
+    made = [module for module in modules if any(isinstance(value, torch.Tensor) for value in vars(module).values())]
+    for where, call in calls("") if made else ():
+        if called(call) in {type(module).__name__ for module in made} and call.args and not isinstance(call.func, ast.Call):
+            edits = exchanging(where, call, instance_called(call))
+            return edited(error, GIVEN_TENSORS.format(ast.unparse(call.func)), edits)
+    return None
 
 
 def _without_forward(error: BaseException, kind: type) -> Failure:
