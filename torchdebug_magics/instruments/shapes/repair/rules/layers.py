@@ -26,7 +26,6 @@ from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
 
 _MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
 _CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>[-\dx ]+)\)")
-_IMAGES = 4
 
 
 def negative(facts: FailureFacts) -> Diagnosis | None:
