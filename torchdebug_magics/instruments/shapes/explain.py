@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
 from torchdebug_magics.probing.source.user_code import locate, location, owner, user_frame
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _SHOWN = 5
 _QUICK_FLOPS = 2e9
@@ -72,6 +72,17 @@ def refusal(
         fixes=tuple(fixes),
         error=f"{type(error).__name__}: {error}",
     )
+
+
+def edited(error: BaseException, sentence: str, edits: Sequence[Edit]) -> Failure:
+    """A failure whose cause is where the first of these edits is made, which were not tried; without edits, where it raised."""
+    if not edits:
+        return refusal(error, sentence)
+    first = edits[0]
+    new = [line.strip() for edit in edits for line in edit.new.split("\n") if line.strip() and line not in edit.old.split("\n")]
+    fix = Fix(code="\n".join(new), verified=False, changes=tuple(edits))
+    where = Location(cell=first.cell, file=first.file, line=first.line, function="", source=(first.old or first.new).partition("\n")[0])
+    return replace(refusal(error, sentence, fixes=[fix]), location=where, underlined=None)
 
 
 def _fixes(facts: FailureFacts, cause: Diagnosis, reached: int, trials: Trials | None) -> tuple[Fix, ...]:

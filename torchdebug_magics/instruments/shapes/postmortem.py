@@ -26,7 +26,6 @@ from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
-from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import fractional_option
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
@@ -60,7 +59,7 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
 
 def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on what a call of torch's refused."""
-    known = gpu_assertion(error) or too_long_dataset(error) or fractional_option(error) or unfinished_class(error) or left_on_cpu(error)
+    known = gpu_assertion(error) or too_long_dataset(error) or unfinished_class(error) or left_on_cpu(error)
     called = outermost_call(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
         return report

@@ -1,4 +1,4 @@
-"""Fixes of a cell, tried: its first steps are made again with each, and what the cell then raises, finds or learns says which of them helps."""
+"""Fixes of a cell, tried: its first steps are made again with each, and what the cell then raises, or learns, says which helps."""
 
 from __future__ import annotations
 

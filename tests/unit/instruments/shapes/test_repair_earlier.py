@@ -364,7 +364,7 @@ def weights_that_were_forgotten() -> tuple[Any, ...]:
     return Net(attn=nn.MultiheadAttention(16, 4, batch_first=True)), torch.randn(2, 5, 16)
 
 
-@case("fc", None, "`values` of 2 x 8 and their `indices`", fix="self.fc(h.values)")
+@case("fc", None, "holds `values` 2 x 8, `indices` 2 x 8", fix="self.fc(h.values)")
 def a_maximum_with_its_places() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

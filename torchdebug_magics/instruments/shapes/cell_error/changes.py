@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchdebug_magics.instruments.shapes.cell_error.asked_truth import asked_truths
 from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, meanings
+from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import DIVIDED, dividing
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
+from torchdebug_magics.probing.source.edited_source import same
 from torchdebug_magics.probing.source.fix_check import ALIASES
 from torchdebug_magics.probing.source.syntax import (
     as_atom,
@@ -49,7 +51,6 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 """How an error names an option and its value."""
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
-DIVIDED = "`{}` is a float, where an integer is expected: `//` divides integers"
 GIVEN_TENSORS = "`{}` is a class, and is given tensors as its options: make an instance, then call that"
 _DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
 _MOST_KEYS = 10_000
@@ -70,6 +71,8 @@ class Change:
     """Statements to be put before it."""
     remade: tuple[ast.stmt, str] | None = None
     """The statement that gave a variable its value, and what replaces it: then the one that raised stays as it is."""
+    file: str = ""
+    """Of that statement, where it is another file."""
     may_run: bool = True
     """Not what the user has to consent to, nor what has overwritten what it would need."""
     choice: str = ""
@@ -333,8 +336,8 @@ class Changes:
     def _made_otherwise(self, part: ast.expr) -> Iterator[Change]:
         """A variable whose assignment gives what was not meant: a class, a tuple of one, a number for a loss, what a method returns."""
         frame = self._block.frame
-        if isinstance(part, ast.Attribute):
-            yield from self._divided_attribute(part)
+        if isinstance(self._error, TypeError):
+            yield from self._divided(part)
         if not isinstance(part, ast.Name):
             return
         function = function_node(frame.f_code) or tree_of(frame.f_code.co_filename)
@@ -360,17 +363,15 @@ class Changes:
             sentence = f"`{name}` is None: `{made.func.attr}` changes it in place, and returns nothing"
             yield replace(self._remade(maker, part, ast.unparse(made), sentence), may_run=False)
 
-    def _divided_attribute(self, part: ast.Attribute) -> Iterator[Change]:
-        """A float that a statement of the same file has set, by a division: the object has it already, so that nothing can be run."""
-        value, name = self._value(part), dotted(part)
-        makers = [
-            node for node in nodes(ast.Assign, tree_of(self._block.frame.f_code.co_filename)) if [name] == [*map(dotted, node.targets)]
-        ]
-        made = makers[0].value if len(makers) == 1 else None
-        is_whole = type(value) is float and value.is_integer() and isinstance(made, ast.BinOp) and isinstance(made.op, ast.Div)
-        if is_whole and isinstance(made, ast.BinOp) and not any(type(node.value) is float for node in nodes(ast.Constant, made)):
-            whole = ast.unparse(ast.BinOp(made.left, ast.FloorDiv(), made.right))
-            yield replace(self._remade(makers[0], part, f"{name} = {whole}", DIVIDED.format(ast.unparse(made))), may_run=False)
+    def _divided(self, part: ast.expr) -> Iterator[Change]:
+        """A whole float that an object has from a division, so that nothing can be run."""
+        place = dividing(self._block.frame.f_code.co_filename, part, self._value(part))
+        if place is not None:
+            where, statement, division = place
+            whole = ast.BinOp(division.left, ast.FloorDiv(), division.right)
+            text = ast.unparse(exchanged(statement, lambda node: whole if same(node, division) else None))
+            change = self._remade(statement, part, text, DIVIDED.format(ast.unparse(division)))
+            yield replace(change, file=where.file, may_run=False)
 
     def _remade(self, maker: ast.stmt, part: ast.expr, text: str, sentence: str) -> Change:
         return Change(self._statement, part, part, sentence, text, (maker, text))

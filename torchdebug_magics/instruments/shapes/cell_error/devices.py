@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.explain import edited, refusal
 from torchdebug_magics.instruments.shapes.repair.failure_facts import module_calls
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
 from torchdebug_magics.probing.source.call_sites import attribute_assignment, value_of
-from torchdebug_magics.probing.source.edited_source import Source, cells, same
-from torchdebug_magics.probing.source.syntax import as_atom, dotted, exchanged, expression, nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
+from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
 _CPU = torch.device("cpu")
@@ -78,49 +77,25 @@ def _unregistered(error: BaseException, owner: torch.nn.Module, attribute: str, 
     if statement is None:
         return refusal(error, sentence, fixes=[Fix(code=f"keep its modules in an `nn.{container}`", verified=False)])
     constructor = type(owner).__init__
-    names = constructor.__globals__
-    module = "nn" if names.get("nn") is torch.nn else "torch.nn"
-    value_text = ast.unparse(statement.value)
-    made = f"{module}.{container}({'' if value_text in {'[]', '{}', 'list()', 'dict()'} else value_text})"
-    return _replacing(error, sentence, constructor.__code__.co_filename, statement, made)
+    module = "nn" if constructor.__globals__.get("nn") is torch.nn else "torch.nn"
+    held = ast.unparse(statement.value)
+    made = expression(f"{module}.{container}({'' if held in {'[]', '{}', 'list()', 'dict()'} else held})")
+    where = location(constructor.__code__.co_filename, statement.lineno, "")
+    return edited(error, sentence, exchanging(where, statement.value, made))
 
 
 def _not_moved(error: BaseException, module: torch.nn.Module, user: list[tuple[FrameType, int]], device: torch.device) -> Failure | None:
     """The module moved where it is made; where that is not known, where it is called."""
-    if not user:
+    frame, line = user[-1] if user else (None, 0)
+    file = "" if frame is None else frame.f_code.co_filename
+    statement = statement_at(tree_of(file), line) if frame is not None else None
+    call = next((node for node in nodes(ast.Call, statement) if frame is not None and value_of(node.func, frame) is module), None)
+    if call is None or frame is None:
         return None
-    frame, line = user[-1]
-    file = frame.f_code.co_filename
-    statement = Source(location(file, line, frame.f_code.co_name), tree).statement if (tree := tree_of(file)) is not None else None
-    calls = [node for node in nodes(ast.Call, statement) if value_of(node.func, frame) is module]
-    if not calls or statement is None:
-        return None
-    name = ast.unparse(calls[0].func)
-    sentence = f"`{name}` is on the CPU, and what it is given is on {device}"
-    place = _named_device({**frame.f_globals, **frame.f_locals}, device)
-    if isinstance(calls[0].func, ast.Name) and frame.f_globals.get(name) is module:
-        for source in cells():
-            made = [node for node in source.tree.body if name in map(dotted, targets_of(node))]
-            if made and isinstance(made[-1], ast.Assign) and len(made[-1].targets) == 1 and isinstance(made[-1].value, ast.Call):
-                return _replacing(error, sentence, source.where.file, made[-1], f"{as_atom(made[-1].value)}.to({place})")
-    moved = ast.Call(expression(f"{name}.to({place})"), calls[0].args, calls[0].keywords)
-    new = exchanged(statement, lambda node: moved if isinstance(node, ast.Call) and same(node, calls[0]) else None)
-    return _edited(error, sentence, file, statement, ast.unparse(new))
-
-
-def _named_device(names: Mapping[str, Any], device: torch.device) -> str:
-    """The user's variable for it, else its name as a string."""
-    same = (name for name, value in names.items() if isinstance(value, torch.device) and value.type == device.type)
-    return next(same, repr(str(device)))
-
-
-def _replacing(error: BaseException, sentence: str, file: str, statement: ast.Assign, value: str) -> Failure:
-    return _edited(error, sentence, file, statement, f"{ast.unparse(statement.targets[0])} = {value}")
-
-
-def _edited(error: BaseException, sentence: str, file: str, statement: ast.stmt, text: str) -> Failure:
-    where = location(file, statement.lineno, "")
-    tree = tree_of(file)
-    edits = () if tree is None else (Source(where, tree).replacing(statement, text),)
-    failure = refusal(error, sentence, fixes=[Fix(code=text, verified=False)])
-    return replace(failure, location=where, underlined=None, edits=edits, fix_state="compiles" if edits else "advice")
+    name, names = ast.unparse(call.func), {**frame.f_globals, **frame.f_locals}
+    variables = [name for name, value in names.items() if isinstance(value, torch.device) and value.type == device.type]
+    moved = f"to({next(iter(variables), repr(str(device)))})"
+    made = made_as(file, name) if isinstance(call.func, ast.Name) and frame.f_globals.get(name) is module else []
+    where, old = made[0] if made else (location(file, line, ""), call)
+    new = expression(f"{as_atom(old)}.{moved}") if made else ast.Call(expression(f"{name}.{moved}"), call.args, call.keywords)
+    return edited(error, f"`{name}` is on the CPU, and what it is given is on {device}", exchanging(where, old, new))

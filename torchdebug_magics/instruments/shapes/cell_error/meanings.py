@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ def meanings(value: Any) -> Iterator[Meaning]:
     """The likeliest first; none for a value that is not of a known type."""
     for kinds, ways in _TABLE:
         if isinstance(value, kinds):
-            yield from ways(value)
+            yield from ways if isinstance(ways, tuple) else ways(value)
             return
     if isinstance(value, type) and not issubclass(value, BaseException):
         yield Meaning("{}()", "is a class, where an instance of it is expected")
@@ -42,10 +42,6 @@ def meanings(value: Any) -> Iterator[Meaning]:
     elif hasattr(type(value), "iloc"):
         yield Meaning("{}.iloc", "is indexed by its labels, and not by position")
         yield Meaning("{}.to_numpy()", f"is a {type(value).__name__}, where an array is expected")
-
-
-def _of_method(_: Any) -> Iterator[Meaning]:
-    yield Meaning("{}()", "is a method, and is not called")
 
 
 def _of_function(value: Any) -> Iterator[Meaning]:
@@ -104,23 +100,6 @@ def _of_tensor(value: torch.Tensor) -> Iterator[Meaning]:
         yield Meaning(code, f"is a tensor{f' of {shape(tuple(value.shape))}' if value.dim() else ''}")
 
 
-def _of_float(_: float) -> Iterator[Meaning]:
-    yield Meaning("int({})", "is a float, where an integer is expected")
-
-
-def _of_modules(_: Any) -> Iterator[Meaning]:
-    yield Meaning("torch.nn.Sequential(*{})", "only holds modules, and cannot be called")
-
-
-def _of_module(_: Any) -> Iterator[Meaning]:
-    yield Meaning("{}.parameters()", "is a module, where its parameters are expected")
-
-
-def _of_loader(_: Any) -> Iterator[Meaning]:
-    yield Meaning("iter({})", "is a DataLoader, and not its iterator")
-    yield Meaning("{}.dataset", "is a DataLoader, and not its dataset")
-
-
 def _of_mapping(value: Mapping[Any, Any]) -> Iterator[Meaning]:
     keys = [key for key in value if isinstance(key, str)]
     prefixes = {key.partition(".")[0] for key in keys}
@@ -133,25 +112,28 @@ def _of_mapping(value: Mapping[Any, Any]) -> Iterator[Meaning]:
     yield Meaning("{}.items()", "is a dict, of which a loop gives the keys alone")
 
 
-def _of_iterator(value: Any) -> Iterator[Meaning]:
-    yield Meaning("list({})", f"is a {type(value).__name__}, which is read once and in order")
-
-
-_TABLE: tuple[tuple[Any, Callable[[Any], Iterator[Meaning]]], ...] = (
-    (
-        (MethodType, BuiltinMethodType),
-        lambda value: _of_method(value) if getattr(value, "__self__", None) is not None else _of_function(value),
-    ),
+_UNCALLED = Meaning("{}()", "is a method, and is not called")
+_TABLE: tuple[tuple[Any, Callable[[Any], Iterable[Meaning]] | tuple[Meaning, ...]], ...] = (
+    ((MethodType, BuiltinMethodType), lambda value: _of_function(value) if getattr(value, "__self__", None) is None else [_UNCALLED]),
     ((FunctionType, BuiltinFunctionType), _of_function),
     (str, _of_text),
     (list, _of_list),
     (tuple, _of_tuple),
     (np.ndarray, _of_array),
     (torch.Tensor, _of_tensor),
-    (float, _of_float),
-    ((torch.nn.ModuleList, torch.nn.ModuleDict), _of_modules),
-    (torch.nn.Module, _of_module),
-    (DataLoader, _of_loader),
+    (float, (Meaning("int({})", "is a float, where an integer is expected"),)),
+    (
+        (torch.nn.ModuleList, torch.nn.ModuleDict),
+        (Meaning("torch.nn.Sequential(*{})", "only holds modules, and cannot be called"),),
+    ),
+    (torch.nn.Module, (Meaning("{}.parameters()", "is a module, where its parameters are expected"),)),
+    (
+        DataLoader,
+        (
+            Meaning("iter({})", "is a DataLoader, and not its iterator"),
+            Meaning("{}.dataset", "is a DataLoader, and not its dataset"),
+        ),
+    ),
     (Mapping, _of_mapping),
-    ((zip, map, filter), _of_iterator),
+    ((zip, map, filter), lambda value: [Meaning("list({})", f"is a {type(value).__name__}, which is read once and in order")]),
 )

@@ -112,7 +112,7 @@ def _tried(error: BaseException, block: FailedBlock, changes: Changes) -> list[t
 
 
 def _failure(error: BaseException, frame: FrameType, statement: ast.stmt, change: Change, outcome: Outcome) -> Failure:
-    file = frame.f_code.co_filename
+    file = change.file or frame.f_code.co_filename
     tree = tree_of(file)
     assert tree is not None
     where = location(file, change.old.lineno if change.remade is None else change.remade[0].lineno, frame.f_code.co_name)

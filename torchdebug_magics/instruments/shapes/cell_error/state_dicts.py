@@ -47,7 +47,8 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
     """The parts made as the checkpoint has them, where that is known of all; beside it, the user's call that made the model."""
-    name = _name_of(model, frames)
+    own = [frame.f_locals for frame in reversed(frames) if is_user_code(frame.f_code)]
+    name = next((name for names in own for name, value in names.items() if value is model), "")
     lines: list[str] = []
     changed: list[tuple[int, int]] = []
     for path in dict.fromkeys(key.rpartition(".")[0] for key in wrong):
@@ -67,11 +68,6 @@ def _typed(name: str, code: str, *, is_whole: bool) -> str:
     if not name:
         return code
     return OUR_NAME.sub(name, code) if is_whole or code.startswith("model[") else f"{name}.{code}"
-
-
-def _name_of(model: torch.nn.Module, frames: list[FrameType]) -> str:
-    names = (name for frame in reversed(frames) if is_user_code(frame.f_code) for name, value in frame.f_locals.items() if value is model)
-    return next(names, "")
 
 
 def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> tuple[str, list[tuple[int, int]]] | None:

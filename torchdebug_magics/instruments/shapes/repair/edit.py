@@ -10,6 +10,7 @@ from keyword import iskeyword
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.size_history import same_input
@@ -23,6 +24,11 @@ class ValueChange:
 
     text: Callable[[str], str]
     apply: Callable[[Any], Any]
+
+
+def as_written(form: str) -> ValueChange:
+    """What is written for a tensor, with ``{0}`` in its place; that is also what is run."""
+    return ValueChange(form.format, lambda tensor: eval(form.format("x"), {"x": tensor, "torch": torch, "F": functional}))  # noqa: S307 - our own
 
 
 def method(name: str, *args: Any) -> ValueChange:
@@ -85,6 +91,11 @@ class Repair:
     """How many places of the code it touches."""
     moves: bool = False
     """Whether modules have other numbers from then on, so that it is to be typed after those that name them."""
+
+    @property
+    def sites(self) -> list[EditSite]:
+        """The user's expressions that it changes."""
+        return [site for site in (*(op.site for op in self.ops), *(call.site for call in self.calls)) if site is not None]
 
     @property
     def natural(self) -> bool:
@@ -182,7 +193,8 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     if site is None or facts.op is None or not facts.direct:
         return None
     node = site.operand_node(at, operand.tensor, direct=True)
-    if node is None or (at == 0 and _writes(facts.op) and not isinstance(site.expression, ast.AugAssign)):
+    writes = facts.op in {"__setitem__", "setitem"} or (facts.op.endswith("_") and not facts.op.endswith("__"))
+    if node is None or (at == 0 and writes and not isinstance(site.expression, ast.AugAssign)):
         return None  # what is written into another tensor is lost
     return Repair(site.changed(node, change.text), ops=(OpEdit(site, facts.op, functools.partial(_with_change, at, change)),))
 
@@ -190,11 +202,6 @@ def _in_place(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
 def _with_change(at: int, change: ValueChange, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = at_tensor(at, change.apply, args, kwargs)
     return func(*args, **kwargs)
-
-
-def _writes(op: str) -> bool:
-    """Whether an op writes into its first operand."""
-    return op in {"__setitem__", "setitem"} or (op.endswith("_") and not op.endswith("__"))
 
 
 def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:

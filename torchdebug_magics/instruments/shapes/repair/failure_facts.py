@@ -104,7 +104,8 @@ class FailureFacts:
     @property
     def calls_module(self) -> bool:
         """Whether a part of torch's own failed, rather than an op in the user's code."""
-        return self.module is not None and owner(_file(self.module)) == "torch"
+        code = getattr(type(self.module).forward, "__code__", None) if self.module is not None else None
+        return self.module is not None and owner("" if code is None else code.co_filename) == "torch"
 
     @property
     def written(self) -> str:
@@ -127,11 +128,6 @@ class FailureFacts:
     def operand(self, tensor: object) -> Operand | None:
         """The operand that is this very tensor."""
         return next((operand for operand in (*self.operands, *self.given) if operand.tensor is tensor), None)
-
-
-def _file(module: torch.nn.Module) -> str:
-    code = getattr(type(module).forward, "__code__", None)
-    return code.co_filename if code is not None else ""
 
 
 def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | None = None) -> FailureFacts:
@@ -175,7 +171,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         site=site,
         caller=run.given.caller,
         direct=site is not None and len(below) <= 1,
-        values=_values(run),
+        values=run.fakes.value if run.fakes is not None else torch.Tensor.detach,
     )
 
 
@@ -223,8 +219,3 @@ def _operands(failed: Failed, site: EditSite | None, names: Mapping[int, str], b
 def _named(tensor: torch.Tensor, at: int, place: str, site: EditSite | None, names: Mapping[int, str], *, direct: bool) -> str:
     text = site.operand_text(at, tensor, direct=direct) if site is not None else ""
     return text or names.get(id(tensor), place)
-
-
-def _values(run: Forward) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    fakes = run.fakes
-    return (lambda tensor: tensor.detach()) if fakes is None else fakes.value

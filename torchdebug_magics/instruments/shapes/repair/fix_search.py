@@ -6,22 +6,24 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
-from torchdebug_magics.instruments.shapes.repair.as_edits import as_edits
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
-from torchdebug_magics.instruments.shapes.repair.source import Caller
+from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.source.syntax import exchanged, expression
+from torchdebug_magics.probing.source.edited_source import Source, same
+from torchdebug_magics.probing.source.syntax import exchanged, expression, names_in, parsed, tree_of
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
@@ -105,16 +107,13 @@ class _Search:
         following: list[_State] = []
         for state in states:
             for edit in _by_rank(diagnosis(state.facts).edits if state.edits else candidates):
-                if not self._trials.left or self._is_full(state.rank + edit.rank):
+                is_full = len(self.through) >= _SHOWN and state.rank + edit.rank > max(way.rank for way in self.through)
+                if not self._trials.left or is_full:
                     break
                 if edit.ops and state.facts.site is not None and edit.code == state.facts.site.text:
                     continue  # it reads as it was written
                 following += self._tried(state, edit)
         return following
-
-    def _is_full(self, rank: int) -> bool:
-        """Whether a way of this rank could only add to a list that is long enough."""
-        return len(self.through) >= _SHOWN and rank > max(way.rank for way in self.through)
 
     def _tried(self, state: _State, edit: Repair) -> list[_State]:
         # A module that is made anew once more, from what it was made before: one place, not two.
@@ -124,7 +123,7 @@ class _Search:
         if run is not None and run.error is None:
             # A layer may have been made to fit samples that were taken for features.
             mixed = mixed_batch(run) if any(edit.modules for edit in edits) else ""
-            self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._again)))
+            self.through.append(_Way(edits, rank, remade, mixed or bound_to(edits, run, self._trials)))
         elif run is not None:
             facts = facts_of(run, guard=self._trials.guard)
             further = run.reached - state.reached - len(edit.calls)  # a changed argument is one call more
@@ -134,9 +133,6 @@ class _Search:
                 return [_State(edits, facts, run.reached, rank, remade, state.complaints | {complaint})]
             self.in_vain.add(edit.code)
         return []
-
-    def _again(self, edits: Sequence[Repair]) -> Forward | None:
-        return self._trials.run(edits) if self._trials.left else None
 
 
 def _complaint(facts: FailureFacts) -> str:
@@ -157,16 +153,27 @@ def _by_rank(edits: Sequence[Repair]) -> list[Repair]:
 def _in_one(edits: Sequence[Repair], caller: Caller | None) -> dict[Repair, str]:
     """What to type for each; one expression where an edited one stands in another, and the user's own call where an input is changed."""
     codes = {edit: _at_call(edit, caller) or _of_caller(edit.code, caller) for edit in edits}
-    for at, inner in enumerate(edits):
-        site = inner.ops[0].site if len(inner.ops) == 1 else None
-        for outer in edits[at + 1 :] if site is not None else ():
-            if outer.ops and site is not None and outer.ops[0].site.statement is site.statement is not None:
-                whole = _with_part(codes[outer], site.text, codes[inner])
-                if whole != codes[outer]:
-                    codes[outer] = whole
-                    del codes[inner]
-                    break
+    for inner, outer in itertools.combinations(edits, 2):
+        call = caller.site.expression if caller is not None else None
+        if isinstance(call, ast.Call) and inner in codes and all(_at_call(edit, caller) for edit in (inner, outer)):
+            codes[outer] = _both_changed(call, codes.pop(inner), codes[outer])
+        elif inner in codes and len(inner.ops) == 1 and outer.ops:
+            site = inner.ops[0].site
+            whole = _with_part(codes[outer], site.text, codes[inner]) if outer.ops[0].site.statement is site.statement else codes[outer]
+            if whole != codes[outer]:
+                codes[outer] = whole
+                del codes[inner]
     return codes
+
+
+def _both_changed(old: ast.Call, first: str, second: str) -> str:
+    """A call with the arguments that either of two changes of it has changed."""
+    mine, other = expression(first), expression(second)
+    if not isinstance(mine, ast.Call) or not isinstance(other, ast.Call):
+        return second
+    pairs = zip(old.args, mine.args, other.args, strict=False)
+    arguments = [changed if same(also, was) else also for was, changed, also in pairs]
+    return ast.unparse(ast.Call(mine.func, arguments, mine.keywords))
 
 
 def _with_part(code: str, part: str, new: str) -> str:
@@ -198,8 +205,26 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     whys = dict.fromkeys([*(edit.why for edit in edits if edit.why), *([also] if also else [])])
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
-    changes = facts.guard.run("the edits of a fix", as_edits, codes, facts.modules, caller, facts.site) or ()
+    before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
+    changes = tuple(edit for edit in before if edit is not None)
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
+
+
+def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
+    """A value that is changed before the statement that raised, under the name that it has there: ``x = x.flatten(1)``."""
+    tree, whole = parsed(code), tree_of(failing.code.co_filename)
+    match tree.body if tree is not None else []:
+        case [ast.Assign([ast.Name(name)], value)] if name in failing.names and not repair.modules and whole is not None:
+            is_here = all((site.code, site.line) == (failing.code, failing.line) for site in repair.sites)
+            source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
+            if (
+                source.statement is not None
+                and (repair.inputs or name in names_in(value))
+                and is_here
+                and not (repair.inputs and repair.ops)
+            ):
+                return source.before(source.statement, code)
+    return None
 
 
 def mixed_batch(run: Forward) -> str:
@@ -221,7 +246,7 @@ def mixed_batch(run: Forward) -> str:
     return ""
 
 
-def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Repair]], Forward | None]) -> str:
+def bound_to(edits: Sequence[Repair], run: Forward, trials: Trials) -> str:
     """In words, to which size of the inputs the edits are bound, as they write it down and another one does not succeed.
 
     A batch twice as large is tried, or one step fewer. Where no edit names the size, it is the user's own code that wants it.
@@ -230,25 +255,25 @@ def bound_to(edits: Sequence[Repair], run: Forward, again: Callable[[Sequence[Re
     batch, *rest = next((sizes(tensor) for _, tensor in tensors if tensor.dim() > 1), (0,))
     if any(_names(edit, batch) for edit in edits):
         larger = [Repair("", inputs={name: _TWICE}) for name, tensor in tensors if sizes(tensor)[0] == batch]
-        if _is_refused(again([*edits, *larger])):
+        if _is_refused([*edits, *larger], trials):
             return f"only for a batch of {batch}"
     steps = rest[0] if len(rest) in {1, 2} else 0
     if steps > 1 and any(_names(edit, steps) for edit in edits):
         shorter = [Repair("", inputs={name: _SHORTER}) for name, tensor in tensors if sizes(tensor)[:2] == (batch, steps)]
-        return f"only for {steps} steps" if _is_refused(again([*edits, *shorter])) else ""
+        return f"only for {steps} steps" if _is_refused([*edits, *shorter], trials) else ""
     return ""
 
 
-def _is_refused(run: Forward | None) -> bool:
+def _is_refused(edits: Sequence[Repair], trials: Trials) -> bool:
+    run = trials.run(edits) if trials.left else None
     return run is not None and run.error is not None
 
 
 def _names(edit: Repair, size: int) -> bool:
     """Whether it writes this number where the user had not, into what runs with every batch; a single one may be any number."""
-    sites = [site for site in (*(op.site for op in edit.ops), *(call.site for call in edit.calls)) if site is not None]
     numbers = re.compile(rf"{_DIMENSIONS}|\b({size})\b")
-    plain = bool(sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
-    return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in sites)
+    plain = bool(edit.sites) and not edit.modules and "\n" not in edit.code  # no module that is made new, whose numbers are others
+    return plain and size > 1 and _mentions(numbers, edit.code) > sum(_mentions(numbers, site.text) for site in edit.sites)
 
 
 def _mentions(numbers: re.Pattern[str], code: str) -> int:

@@ -153,7 +153,11 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
             return None
         numbers = dict(zip(choices, values, strict=True))
         new = quietly(functools.partial(made_like, kind, numbers, module))
-        if new is not None and _are_same(_state(new), state):
+        if (
+            new is not None
+            and (made := _state(new)).keys() == state.keys()
+            and all(_is_same(made[name], value) for name, value in state.items())
+        ):
             return numbers
     return None
 
@@ -162,10 +166,6 @@ def _state(module: nn.Module) -> dict[str, Any]:
     """The own numbers of a module, and all its tensors."""
     own = {name: value for name, value in vars(module).items() if type(value) in {int, float, bool, str} or isinstance(value, torch.Tensor)}
     return {**own, **dict(module.named_parameters()), **dict(module.named_buffers()), "training": True}
-
-
-def _are_same(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    return new.keys() == old.keys() and all(_is_same(new[name], value) for name, value in old.items())
 
 
 def _is_same(new: Any, old: Any) -> bool:

@@ -187,13 +187,7 @@ def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None
     if tree is None:
         return None, None
     statement, place = statement_at(tree, line), span(code, instruction)
-    return statement, _only(statement) if place is None else expressions(tree).get(place)
-
-
-def _only(statement: ast.stmt | None) -> ast.AST | None:
-    """Before Python 3.11 the instruction does not tell its place: the one call or operator of the statement, if there is but one."""
-    whole = [node for node in nodes(ast.AST, statement) if isinstance(node, (ast.Call, ast.BinOp, ast.Subscript, ast.AugAssign))]
-    return whole[0] if len(whole) == 1 else None
+    return statement, None if place is None else expressions(tree).get(place)
 
 
 def _spread(nodes: list[ast.expr]) -> Iterator[ast.expr]:

@@ -126,7 +126,8 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | N
                 if not path:
                     model = new
                     continue
-                for table, name in _places(model, old):
+                parts = [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is old]
+                for table, name in parts:
                     stack.callback(table.__setitem__, name, old)
                     table[name] = new
             for path, numbers in edit.attributes.items():
@@ -138,10 +139,6 @@ def with_edits(model: torch.nn.Module, edits: Sequence[Repair], fakes: Fakes | N
             for call in edit.calls:
                 _put_call(model, call, stack)
         yield model
-
-
-def _places(model: torch.nn.Module, part: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
-    return [(module._modules, name) for module in model.modules() for name, child in module._modules.items() if child is part]
 
 
 def _filled(new: torch.nn.Module, old: torch.nn.Module, fakes: Fakes | None) -> torch.nn.Module:
@@ -251,7 +248,9 @@ def fitting_sizes(facts: FailureFacts, cause: Diagnosis, trials: Trials) -> tupl
     if cause.fit is None:
         return search.multiple(now)
     first = search.smallest(now, cause.fit)
-    if first is None or first < _largest_kernel(facts, spatial):  # a kernel would see but the padding
+    kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
+    largest = max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
+    if first is None or first < largest:  # a kernel would see but the padding
         return ()
     if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
@@ -263,11 +262,6 @@ def fitting_sizes(facts: FailureFacts, cause: Diagnosis, trials: Trials) -> tupl
 
 def _fix(name: str, shown: str) -> Fix:
     return Fix(code=f"input of {shown}", verified=True, why=f"`{name}` of a size that fits the model as it is")
-
-
-def _largest_kernel(facts: FailureFacts, spatial: int) -> int:
-    kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
-    return max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
 
 
 class _Search:

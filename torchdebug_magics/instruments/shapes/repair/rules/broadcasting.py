@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 
 import torch
 
@@ -13,7 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
@@ -24,11 +25,11 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reorder,
     shown,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
 
+_IS_ABOUT_SIZES = re.compile("must match the size of tensor|broadcast|match the existing size|must match the existing")
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""
 _ROWS = 2
@@ -38,12 +39,13 @@ _UNPACKS = "_pad_packed_sequence"
 
 def broadcast(facts: FailureFacts) -> Diagnosis | None:
     """Any op with two operands that do not broadcast; the last rule, as it looks only at shapes."""
-    if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _is_about_sizes(facts.text):
+    if facts.op is None or facts.op.startswith("__get") or "attention" in facts.op or not _IS_ABOUT_SIZES.search(facts.text):
         return None
-    pair = _pair(facts)
-    if pair is None or not _is_elementwise(facts):
+    every = range(len(facts.operands))
+    pair = [(a, b) for a in every for b in every if a < b and clashes(facts.operands[a].sizes, facts.operands[b].sizes)]
+    if not pair or not _is_elementwise(facts):
         return None
-    a, b = pair
+    a, b = pair[0]
     x, y = facts.operands[a], facts.operands[b]
     dims = clashes(x.sizes, y.sizes)
     at = dims[0]
@@ -72,12 +74,6 @@ def _is_elementwise(facts: FailureFacts) -> bool:
     return gives == [largest]
 
 
-def _is_about_sizes(text: str) -> bool:
-    return any(
-        word in text for word in ("must match the size of tensor", "broadcast", "match the existing size", "must match the existing")
-    )
-
-
 def _place(at: int, many: int, others: int) -> str:
     if at == -1:
         return "the last dimension"
@@ -88,11 +84,6 @@ def _told(x: Operand) -> str:
     source = came_from(x.made)
     named = shown(x)
     return f"{named}{f' ({source})' if source and (not x.name or x.name not in source) else ''}"
-
-
-def _pair(facts: FailureFacts) -> tuple[int, int] | None:
-    every = range(len(facts.operands))
-    return next(((a, b) for a in every for b in every if a < b and clashes(facts.operands[a].sizes, facts.operands[b].sizes)), None)
 
 
 def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
@@ -146,13 +137,9 @@ def _spread(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]
     for kept in places if lacking > 1 else [kept for kept in reversed(places) if 0 in kept]:
         index = tuple(slice(None) if dim in kept else None for dim in range(kept[0] if x.owned else 0, many))
         sizes = iter(x.sizes)
-        if _fits(tuple(next(sizes) if dim in kept else 1 for dim in range(len(y.sizes))), y.sizes):
+        if all(next(sizes) in {1, size} for dim, size in enumerate(y.sizes) if dim in kept):
             edits += on_operand(facts, at, placed(index, lacking), rank=rank, owned=lacking > 1 and features in kept)
     return edits[:2]
-
-
-def _fits(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return len(a) == len(b) and all(here in {1, there} for here, there in zip(a, b, strict=True))
 
 
 def _moved(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
@@ -195,7 +182,7 @@ def _cut(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
         rank = 11 if all(y.sizes[dim] in steps for dim in dims) else 13
     ends = tuple(slice(y.sizes[dim]) if dim in dims else slice(None) for dim in range(-len(x.sizes), 0))
     name = y.name if y.name.isidentifier() else ""
-    texts = [_end(end, name, dim - len(x.sizes)) for dim, end in enumerate(ends)]
+    texts = [":" if end.stop is None else f":{f'{name}.size({dim - len(x.sizes)})' if name else end.stop}" for dim, end in enumerate(ends)]
     while texts[-1] == ":":
         texts.pop()
     return on_operand(facts, at, subscript(", ".join(texts), ends), rank=rank, why="only the length needed", owned=True)
@@ -212,12 +199,6 @@ def _is_length(facts: FailureFacts, x: Operand, y: Operand, dim: int) -> bool:
         return dim == -_ROWS and (len(y.sizes) not in _PICTURES or y.sizes[dim] in lengths)
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
     return y.sizes[-1] in lengths and not features_last(y.made)
-
-
-def _end(end: slice, name: str, dim: int) -> str:
-    if end.stop is None:
-        return ":"
-    return f":{name}.size({dim})" if name else f":{end.stop}"
 
 
 def unpacked_to(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
     as_typed,
+    as_written,
     method,
     on_operand,
     parameter_edit,
@@ -32,6 +32,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     anywhere,
@@ -42,7 +43,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reordered,
     there_and_back,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     TURNS,
@@ -288,7 +288,9 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     if mismatch is not None:
         ranks += _other_numbers(numbers, mismatch.got, mismatch.wanted)
         if "kernel_size" in numbers:
-            ranks.append((20, {"padding": _half(numbers.get("kernel_size"))}, "padded to keep the size"))
+            kernel = numbers["kernel_size"]
+            half = kernel // 2 if isinstance(kernel, int) else tuple(number // 2 for number in kernel or ())
+            ranks.append((20, {"padding": half}, "padded to keep the size"))
     weight = getattr(module, "weight", None)
     tied = (
         weight is not None
@@ -297,10 +299,6 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
-
-
-def _half(value: Any) -> Any:
-    return value // 2 if isinstance(value, int) else tuple(number // 2 for number in value or ())
 
 
 def _other_numbers(numbers: dict[str, Any], got: int, wanted: int) -> Iterator[tuple[int, dict[str, Any], str]]:
@@ -359,19 +357,17 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     lacks = [wanted - have for have, wanted in zip(x.sizes, mismatch.sizes, strict=True)]
     if lacks[0] and len(set(x.sizes)) > 1:
         return
-    prefixed = any(
-        operand.made is not None and any(_is_prefixed(step, max(lacks)) for step in steps(operand.made)) for operand in local.operands[:1]
-    )
+    joins = [step.inputs[0][0] for step in steps(local.operands[0].made) if step.op in JOINS and len(step.inputs) > 1]
+    prefixed = any(max(lacks) in sizes[:-1] for sizes in joins)  # such as by a class token
     for front in (True, False) if min(lacks) >= 0 else ():
         pads = [pad for lack in reversed(lacks) for pad in ((lack, 0) if front else (0, lack))]
         while pads[-2:] == [0, 0]:
             pads = pads[:-2]
-        change = ValueChange(f"F.pad({{}}, {tuple(pads)})".format, functools.partial(nn.functional.pad, pad=tuple(pads)))
+        change = as_written(f"F.pad({{0}}, {tuple(pads)})")
         why = f"no mask in the {'first' if front else 'last'} {max(lacks)}"
         yield from anywhere(facts, at, change, rank=12 if front is prefixed else 14, why=why)
     if max(lacks) <= 0:
-        ends = tuple(slice(size) for size in mismatch.sizes)
-        change = ValueChange(lambda name: f"{name}[{', '.join(f':{size}' for size in mismatch.sizes)}]", lambda tensor: tensor[ends])
+        change = as_written(f"{{0}}[{', '.join(f':{size}' for size in mismatch.sizes)}]")
         yield from anywhere(facts, at, change, rank=10, why="only the length needed")
 
 
@@ -409,22 +405,13 @@ def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> li
     return parameter_edit(replace(x, owned=True, tensor=parameter, name=whole_path), mismatch.sizes[::-1])
 
 
-def _is_prefixed(step: Made, many: int) -> bool:
-    """Whether it put so many steps in front, such as a class token."""
-    return step.op in JOINS and len(step.inputs) > 1 and many in step.inputs[0][0][:-1]
-
-
 def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, str]]:
     """The columns, or the rows, of a picture one step after the other, each with all its channels."""
     if len(local.operands[at].sizes) == _IMAGES and local.by_module:
         for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
-            change = ValueChange(f"{{}}.permute{order}.flatten(2)".format, functools.partial(_as_steps, order))
+            change = as_written(f"{{0}}.permute{order}.flatten(2)")
             if local.gives({at: change.apply}) is not None:
                 yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
-
-
-def _as_steps(order: tuple[int, ...], tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.permute(order).flatten(2)
 
 
 def other_kind(local: LocalCall, at: int) -> list[Repair]:

@@ -10,7 +10,7 @@ import torch
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.forward import real_error
 from torchdebug_magics.instruments.shapes.follow.seen import Failed
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, at_tensor, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, as_written, at_tensor, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, named, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
@@ -25,6 +25,7 @@ _CASTS = {
     torch.bool: "bool",
     torch.int32: "int",
 }
+_WORDS_FOR = {torch.int64: "an integer", torch.float32: "floating point", torch.bool: "a mask of bool"}
 _MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
 _WORDS = re.compile(
     r"dtype|scalar type|data type|Input type|same type|Expected .*Tensor|should be the same|not implemented for|Half|BFloat16|"
@@ -36,12 +37,11 @@ def dtype(facts: FailureFacts) -> Diagnosis | None:
     """The op says that a dtype is wrong."""
     if facts.op is None or not facts.operands or not _WORDS.search(facts.text):
         return None
-    if facts.op in {"masked_fill", "masked_fill_", "masked_select", "where"}:
-        return _mask(facts)
-    if "attention" in facts.op and any(_is_whole(operand.tensor) for operand in facts.operands):
-        return _mask(facts)  # as numbers it would be added to the scores, and mask nothing
     if facts.op in _MINUS and "bool" in facts.text:
         return _inverted(facts)
+    is_mask = "bool" in facts.text  # as numbers a mask would be added to the scores, and mask nothing
+    if is_mask and (cause := _alone(facts, torch.bool)) is not None:
+        return cause
     return _unlike(facts) if len({operand.tensor.dtype for operand in facts.operands}) > 1 else _alone(facts)
 
 
@@ -84,34 +84,16 @@ def _inverted(facts: FailureFacts) -> Diagnosis | None:
     return Diagnosis(f"{text}: `~` inverts it", tuple(edits), mask)
 
 
-def _mask(facts: FailureFacts) -> Diagnosis | None:
-    if "attention" in (facts.op or ""):
-        at = next((at for at, operand in enumerate(facts.operands) if _is_whole(operand.tensor)), len(facts.operands))
-    else:
-        at = 0 if facts.op == "where" else 1
-    if at >= len(facts.operands) or facts.operands[at].tensor.dtype is torch.bool:
-        return None
-    mask = facts.operands[at]
-    return Diagnosis(
-        f"`{facts.op}` expects a mask of bool, gets {named(mask, 'one')} in {short_dtype(mask)}",
-        tuple(cast(facts, at, torch.bool, rank=2)),
-        mask,
-    )
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-
-
-def _alone(facts: FailureFacts) -> Diagnosis | None:
+def _alone(facts: FailureFacts, meant: torch.dtype | None = None) -> Diagnosis | None:
     """The operand with whose cast the op runs."""
     if (facts.op or "").strip("_") in {"getitem", "setitem"}:
         return None  # see `subscripts`
     for at, operand in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
-        to = torch.int64 if operand.tensor.is_floating_point() else torch.float32
+        to = meant or (torch.int64 if operand.tensor.is_floating_point() else torch.float32)
         if not operand.owned and _runs(facts, at, to):
-            meant = "an integer" if to is torch.int64 else "floating point"
-            sentence = f"`{(facts.op or '').strip('_')}` expects {meant}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
+            sentence = (
+                f"`{(facts.op or '').strip('_')}` expects {_WORDS_FOR[to]}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
+            )
             return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), operand)
     return None
 
@@ -169,7 +151,7 @@ def device(facts: FailureFacts) -> Diagnosis | None:
     at, odd = next((at, operand) for at, operand in enumerate(facts.operands) if operand.tensor.device != home and operand.sizes)
     where = f"its weights on {home}" if owned is not None else f"a tensor on {home}"
     sentence = f"{facts.who} has {where}, and {named(odd, 'its input')} is on {odd.tensor.device}"
-    change = ValueChange(lambda x: f"{x}.to({str(home)!r})", lambda tensor: tensor.to(home))
+    change = as_written(f"{{0}}.to({str(home)!r})")
     return Diagnosis(sentence, tuple(on_operand(facts, at, change, rank=2)), odd)
 
 
@@ -187,21 +169,15 @@ def written(facts: FailureFacts) -> Diagnosis | None:
         memory = x.tensor.untyped_storage().data_ptr()
         others = enumerate(facts.operands[1:], 1)
         at, read = next(((at, operand) for at, operand in others if operand.tensor.untyped_storage().data_ptr() == memory), (0, x))
-        change = ValueChange("{}.clone()".format, lambda tensor: tensor.clone())
-        repairs = on_operand(facts, at, change, rank=2, why="a copy to read from") if at else []
+        repairs = on_operand(facts, at, method("clone"), rank=2, why="a copy to read from") if at else []
         return Diagnosis(
             f"{text} writes into the memory that it reads from {told(read)}: read from a copy, `.clone()`", tuple(repairs), read
         )
     if "single memory location" in facts.text:
         sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
-        return Diagnosis(sentence, tuple(_cloned(facts)), x)
+        is_named = facts.site is not None and isinstance(facts.site.expression, ast.AugAssign)  # it stands for the copy then
+        edits = on_operand(facts, 0, method("clone"), rank=2, why="separate rows") if is_named else []
+        return Diagnosis(sentence, tuple(edits), x)
     if "doesn't match the broadcast shape" in facts.text and len(facts.operands) > 1:
         return Diagnosis(f"{text} cannot broadcast {told(x)} to {shape(facts.operands[1].sizes)} in place", (), x)
     return None
-
-
-def _cloned(facts: FailureFacts) -> list[Repair]:
-    """In ``m += x`` the name then stands for the copy."""
-    if facts.site is None or not isinstance(facts.site.expression, ast.AugAssign):
-        return []
-    return on_operand(facts, 0, ValueChange("{}.clone()".format, lambda tensor: tensor.clone()), rank=2, why="separate rows")

@@ -115,7 +115,9 @@ def _rebatched(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
             if size == wanted or (is_row and any(_is_of_pictures(made) and not _is_unbatched(made) for made in line)):
                 merged = f"merged the batch of {before[0]} into the features"
                 words = f": `{step.op}` {merged if is_row else f'made {step.shape[0]} rows of a batch of {before[0]}'}"
-                return Earlier(words, _of_module(facts, step) or at_step(step, FLAT), size)
+                module = facts.modules.get(step.module)
+                remade = rebuilt_module(module, step.module, start_dim=1, rank=1) if isinstance(module, nn.Flatten) else []
+                return Earlier(words, tuple(remade) or at_step(step, FLAT), size)
     return None
 
 
@@ -195,11 +197,6 @@ def reduced_to(x: Operand, wanted: Sizes) -> tuple[Repair, ...]:
         )
 
     return () if dim is None else called_otherwise(step, over, lambda func, args, _: func(args[0], dim), why=f"over dimension {dim}")
-
-
-def _of_module(facts: FailureFacts, step: Made) -> tuple[Repair, ...]:
-    module = facts.modules.get(step.module)
-    return tuple(rebuilt_module(module, step.module, start_dim=1, rank=1)) if isinstance(module, nn.Flatten) else ()
 
 
 def at_step(step: Made, change: ValueChange, *, why: str = "") -> tuple[Repair, ...]:

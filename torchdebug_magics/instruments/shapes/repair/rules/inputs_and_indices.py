@@ -1,10 +1,11 @@
-"""Tensors that the user's own code makes of given sizes, such as a first hidden state, made with other sizes."""
+"""Tensors of sizes that the user's own code gives, such as a first hidden state or a table of positions, and indices into them."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, as_written
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, made_like, quietly, typed
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
-from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, steps
+from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import copied, expression
 
@@ -131,7 +133,7 @@ def shortened(facts: FailureFacts, size: int, to: int, *, rank: int = 25) -> lis
     long = [name for name, tensor in facts.inputs if tensor.dim() >= 2 and tensor.shape[1] == size and not tensor.is_floating_point()]
     if not too_long(facts, size, to) or not 0 < to < size:
         return []
-    cut = ValueChange(lambda x: f"{x}[:, :{to}]", lambda tensor: tensor[:, :to])
+    cut = as_written(f"{{0}}[:, :{to}]")
     code = "\n".join(f"{name} = {cut.text(name)}" for name in long)
     return [Repair(code, f"as long as the model takes: {to}", rank, inputs=dict.fromkeys(long, cut), many=len(long))]
 
@@ -166,14 +168,45 @@ def beside(facts: FailureFacts, cause: Diagnosis) -> Diagnosis:
 def _alike(name: str, first: torch.Tensor, key: str, second: torch.Tensor) -> list[Repair]:
     rows, length = first.shape
     if second.shape[0] == rows and second.shape[1] > length:
-        cut = ValueChange(lambda x: f"{x}[:, :{length}]", lambda tensor: tensor[:, :length])
+        cut = as_written(f"{{0}}[:, :{length}]")
         return [Repair(f"{key} = {cut.text(key)}", f"as long as `{name}`", 5, inputs={key: cut})]
     fill = "ones" if "mask" in key else "zeros" if "type" in key else ""
     if not fill:
         return []
-    return [Repair(f"{key} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={key: ValueChange(str, _filled(fill, first))})]
+    new, sizes = (torch.Tensor.new_ones if fill == "ones" else torch.Tensor.new_zeros), tuple(first.shape)
+    filled = ValueChange(str, lambda tensor: new(tensor, sizes))
+    return [Repair(f"{key} = torch.{fill}_like({name})", f"as large as `{name}`", 6, inputs={key: filled})]
 
 
-def _filled(fill: str, first: torch.Tensor) -> Any:
-    sizes = tuple(first.shape)
-    return lambda tensor: tensor.new_ones(sizes) if fill == "ones" else tensor.new_zeros(sizes)
+def fitted(facts: FailureFacts, table: Operand, got: int, wanted: int, *, rank: int) -> list[Repair]:
+    """The module that holds the table, made with the number that makes it as long, or as wide, as is wanted."""
+    if of_inputs(table.made) or not got or not wanted or isinstance(table.tensor, torch.nn.Parameter):
+        return []
+    holders = [table.name.rpartition(".")[0]] if table.owned else dict.fromkeys(step.module for step in steps(table.made))
+    return [edit for path in holders for edit in _remade(facts, path, got, wanted, rank=rank)]
+
+
+def _remade(facts: FailureFacts, path: str, got: int, wanted: int, *, rank: int) -> list[Repair]:
+    """A module with another number, so that what is `got` large is as large as `wanted`; its parameters stay as large as they are."""
+    module = facts.modules.get(path)
+    numbers = called_with(module) if module is not None and _sizes(module.buffers()) else None
+    if module is None or numbers is None:
+        return []
+    kind, edits = type(module), []
+    # The same number in all of its kind, such as in each block, is one mistake.
+    parts = facts.modules.get("", module).named_modules()
+    alike = [name for name, part in parts if type(part) is kind and _sizes(part.buffers()) == _sizes(module.buffers())]
+    for name, value in numbers.items():
+        new, rest = divmod(value * wanted, got) if type(value) is int else (0, 1)
+        changed = {**numbers, name: new}
+        make = functools.partial(made_like, kind, changed)
+        made = quietly(functools.partial(make, module)) if not rest and new not in {0, value} else None
+        if made is not None and _sizes(made.parameters()) == _sizes(module.parameters()):
+            code = "\n".join(f"{as_typed(place)} = {typed(kind, changed)}" for place in alike)
+            why = f"{name} of {new} instead of {value}"
+            edits.append(Repair(code, why, rank + 2 * (value != got), modules=dict.fromkeys(alike, make)))
+    return edits
+
+
+def _sizes(tensors: Iterable[torch.Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]

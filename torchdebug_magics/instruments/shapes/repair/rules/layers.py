@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
@@ -26,16 +26,15 @@ from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
 
 _MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
 _CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>[-\dx ]+)\)")
-_IMAGES = 4
 
 
 def negative(facts: FailureFacts) -> Diagnosis | None:
     """A size below zero: of a new tensor, or of what a kernel would leave."""
     if match := _CALCULATED.search(facts.text):
         x = facts.operands[0]
-        settings = [
-            f"{name} {_plain(getattr(facts.module, name))}" for name in ("kernel_size", "stride", "padding") if hasattr(facts.module, name)
-        ]
+        numbers = {name: getattr(facts.module, name, None) for name in ("kernel_size", "stride", "padding")}
+        plain = {name: value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value for name, value in numbers.items()}
+        settings = [f"{name} {value}" for name, value in plain.items() if value is not None]
         with_ = f" with {', '.join(settings)}" if settings else ""
         size = " x ".join(match["sizes"].replace("x", " ").split())
         return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
@@ -66,10 +65,6 @@ def _cut(facts: FailureFacts) -> list[Repair]:
                 change = subscript(f"{':, ' * dim}:{left}", ends)
                 return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
     return []
-
-
-def _plain(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
 
 def _why(facts: FailureFacts, size: int) -> str:
@@ -133,10 +128,10 @@ def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], r
     if high != rows:
         return edits
     if counting is None and is_rounded(ids.made):
-        change = ValueChange(f"{{}}.clamp(max={rows - 1})".format, lambda tensor: tensor.clamp(max=rows - 1))
+        change = as_written(f"{{0}}.clamp(max={rows - 1})")
         edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
     if low >= 1:
-        edits += on_operand(facts, 0, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=30, why="indices starting at 0")
+        edits += on_operand(facts, 0, as_written("{0} - 1"), rank=30, why="indices starting at 0")
     return edits
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchdebug_magics.format import listed, number, shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, as_written, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
@@ -86,9 +86,9 @@ def _no_probabilities(facts: FailureFacts) -> Diagnosis | None:
             continue
         changes = [] if at else [(method("sigmoid"), "the outputs of the model are logits")]
         if at and low >= 0 and _TWO < high <= _BYTE and bool((values == values.round()).all()):
-            changes = [(ValueChange("{} / 255".format, lambda tensor: tensor / _BYTE), "pixels as they are stored")]
+            changes = [(as_written("{0} / 255"), "pixels as they are stored")]
         elif at and low >= -1 and high <= 1:
-            changes = [(ValueChange("({} + 1) / 2".format, lambda tensor: (tensor + 1) / 2), "pixels from -1 to 1")]
+            changes = [(as_written("({0} + 1) / 2"), "pixels from -1 to 1")]
         edits = [edit for change, why in changes for edit in on_operand(facts, at, change, rank=2, why=why)]
         what = "targets" if at else "probabilities"
         given = f"`{operand.name}`" if operand.name else "what"
@@ -219,7 +219,7 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
     first = 1 if getattr(module, "batch_first", False) else 0
     if module is None or (*scores.sizes[:first], *scores.sizes[first + 1 :]) != wanted:
         return []
-    change = ValueChange(lambda x: f"{x}[:, -1]" if first else f"{x}[-1]", lambda tensor: tensor.select(first, -1))
+    change = as_written("{0}[:, -1]" if first else "{0}[-1]")
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
@@ -229,8 +229,7 @@ def _next_words(scores: Operand, target: Operand) -> list[Repair]:
     before = step.inputs[0][0] if step is not None and step.inputs else ()
     if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
         return []
-    change = ValueChange("{}[:, 1:].reshape(-1)".format, lambda ids: ids[:, 1:].reshape(-1))
-    return list(at_step(step, change, why="the next word for each"))
+    return list(at_step(step, as_written("{0}[:, 1:].reshape(-1)"), why="the next word for each"))
 
 
 def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -298,8 +297,7 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
         sentence += f": its {classes} values are {listed([f'{int(level)}' for level in levels])}"
         known = f"torch.tensor({levels.tolist()}, device={{0}}.device)"
         text = "({0} > 0).long()" if classes == _TWO and not int(levels[0]) else f"torch.searchsorted({known}, {{0}})"
-        change = ValueChange(text.format, lambda tensor: torch.searchsorted(levels.to(tensor.device), tensor))
-        edits += on_operand(facts, 1, change, rank=2, why="a number from 0 on for each value")
+        edits += on_operand(facts, 1, as_written(text), rank=2, why="a number from 0 on for each value")
     if wrong == classes and int(kept.min()) >= 1:
-        edits += on_operand(facts, 1, ValueChange(lambda x: f"{x} - 1", lambda tensor: tensor - 1), rank=12, why="classes starting at 0")
+        edits += on_operand(facts, 1, as_written("{0} - 1"), rank=12, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

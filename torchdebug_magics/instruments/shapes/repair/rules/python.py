@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch.nn import functional
 
 from torchdebug_magics.format import plural, shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
@@ -24,6 +24,7 @@ _IMAGE = 4
 _SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")
 _RETURN_TUPLES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _PAIR = 2
+_QUOTES = ".[]'"
 _SAID = re.compile(r"tuple indices must be|unsupported operand type.*'tuple'|'tuple' object has no attribute|can only concatenate tuple")
 
 
@@ -42,7 +43,7 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
     if isinstance(tensor, torch.Tensor) and node is not None:
         owner = ast.unparse(node)
         x = facts.operand(tensor) or Operand(tensor, owner, owned=False, made=None)
-        cut = _cut(statement.value, len(x.sizes))
+        cut = "after the slice fewer than its " if isinstance(statement.value, ast.Subscript) and x.sizes else ""
         sentence = f"`{text}` unpacks {many} sizes, and `{owner}` has {cut}{plural(len(x.sizes), 'dimension')}: {shape(x.sizes)}"
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
     value = value_named(statement.value, site.names)
@@ -77,10 +78,6 @@ def _turned_input(facts: FailureFacts, value: torch.Tensor, many: int) -> list[R
     change = method("t")
     why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
     return [Repair(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
-
-
-def _cut(value: ast.expr, many: int) -> str:
-    return "" if not isinstance(value, ast.Subscript) or not many else "after the slice fewer than its "
 
 
 def _owner_of_shape(value: ast.expr) -> ast.expr | None:
@@ -119,14 +116,10 @@ def picture(facts: FailureFacts) -> Diagnosis | None:
         if image.dim() == _IMAGE and len(sizes) == 2 and len(wanted) == 1:
             size = wanted.pop()
             sentence = f"{facts.who} expects images of {shape(size)}, and `{name}` is {shape(tuple(image.shape))}"
-            return Diagnosis(sentence, (_resized(name, image, size),))
+            why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
+            change = as_written(f"F.interpolate({{0}}, size={size})")
+            return Diagnosis(sentence, (Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change}),))
     return None
-
-
-def _resized(name: str, image: torch.Tensor, size: tuple[int, int]) -> Repair:
-    change = ValueChange(f"F.interpolate({{}}, size={size})".format, lambda tensor: functional.interpolate(tensor, size=size))
-    why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
-    return Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change})
 
 
 def absent(facts: FailureFacts) -> Diagnosis | None:
@@ -190,35 +183,33 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
     if match is None or (facts.call is None and facts.module is None):
         return None
     given = facts.call.args[0] if facts.call is not None and facts.call.args else None
-    what = f"a {match['kind']}"
-    makers = [path for path, module in facts.modules.items() if isinstance(module, _RETURN_TUPLES)]
-    if parts := _parts(given):
-        shapes = ", ".join(f"`{name}` {shape(tuple(part.shape))}" for name, part in list(parts.items())[:4])
-        edits = [edit for rank, (name, part) in enumerate(parts.items(), 2) for edit in _member(facts, given, name, part, rank)]
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}, which holds {shapes}", tuple(edits))
-    if isinstance(given, tuple) and isinstance(values := getattr(given, "values", None), torch.Tensor):  # as of `torch.max` along one
-        what = f"two tensors: `values` of {shape(tuple(values.shape))} and their `indices`"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, ".values")))
-    if isinstance(given, tuple) and given and not makers and all(isinstance(part, torch.Tensor) for part in given):
-        what = f"a tuple of {' and '.join(shape(tuple(part.shape)) for part in given[:3])}"
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(_part(facts, 0, "[0]")))
-    if not isinstance(given, tuple) or not makers:
-        return Diagnosis(f"{facts.who} expects a tensor, gets {what}")
-    what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
-    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", (*_part(facts, 0, "[0]"), *_hooked(facts, makers[-1])))
+    makers = [path for path, module in facts.modules.items() if isinstance(module, _RETURN_TUPLES)] if isinstance(given, tuple) else []
+    taken = {f"{{0}}{written}": shape(tuple(part.shape)) for written, part in _tensors_in(given)}
+    edits = [
+        edit
+        for rank, (code, sizes) in enumerate(taken.items(), 2)
+        for edit in argument_changed(facts, 0, as_written(code), rank=rank, why="only the output" if makers else sizes)
+    ]
+    if makers:
+        what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
+        edits += _hooked(facts, makers[-1])
+    else:
+        what = f"a {match['kind']}"
+        what += (
+            f", which holds {', '.join(f'`{code[3:].strip(_QUOTES)}` {sizes}' for code, sizes in [*taken.items()][:4])}" if taken else ""
+        )
+    return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(edits))
 
 
-def _member(facts: FailureFacts, given: object, name: str, part: torch.Tensor, rank: int) -> list[Repair]:
-    """A tensor of a mapping: by attribute where it has one."""
-    written = f".{name}" if getattr(given, name, None) is part else f"[{name!r}]"
-    return _part(facts, name, written, rank=rank, why=shape(tuple(part.shape)))
-
-
-def _part(facts: FailureFacts, key: int | str, written: str, *, rank: int = 2, why: str = "only the output") -> list[Repair]:
-    """A part of what was given, in the user's call."""
-    return argument_changed(
-        facts, 0, lambda text: f"{text}{written}", lambda args, kwargs: ((args[0][key], *args[1:]), kwargs), rank=rank, why=why
-    )
+def _tensors_in(given: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is written behind a value for each tensor in it: ``.logits``, as in the outputs of transformers, ``["mask"]``, ``[0]``."""
+    fields: Any = getattr(type(given), "__match_args__", ())  # of a named tuple
+    named: Any = given.items() if isinstance(given, Mapping) else zip(fields, given, strict=False) if isinstance(given, tuple) else ()
+    for name, part in named:
+        if isinstance(part, torch.Tensor):
+            yield f".{name}" if getattr(given, str(name), None) is part else f"[{name!r}]", part
+    if isinstance(given, tuple) and not fields and given and isinstance(given[0], torch.Tensor):
+        yield "[0]", given[0]
 
 
 def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
@@ -231,10 +222,3 @@ def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
     code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
     call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
     return [Repair(code, "keeps only the output", 5, calls=(call,))]
-
-
-def _parts(given: object) -> dict[str, torch.Tensor]:
-    """The tensors in a mapping, such as the outputs of transformers."""
-    if not isinstance(given, Mapping):
-        return {}
-    return {key: value for key, value in given.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}

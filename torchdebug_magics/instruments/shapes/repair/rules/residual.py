@@ -107,7 +107,8 @@ def projected(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repai
 def _through(facts: FailureFacts, at: int, module: nn.Module, y: Operand, rank: int) -> list[Repair]:
     """The short way through this module: in the place of one that does nothing, or as a new one."""
     why = "the skip connection with the shape of the main path"
-    kept = [path for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path and _is_idle(part)]
+    own = {path: part for path, part in facts.modules.items() if path.rpartition(".")[0] == facts.path and path}
+    kept = [path for path, part in own.items() if isinstance(part, nn.Identity) or (type(part) is nn.Sequential and not len(part))]
     if len(kept) == 1:
         return rebuilt_module(module, kept[0], rank=rank, why=why)
     place = f"{facts.path}.shortcut" if facts.path else "shortcut"
@@ -130,10 +131,6 @@ def _where_it_differs(edit: OpEdit) -> OpEdit:
         return func(*args, **kwargs) if fits else edit.run(func, args, kwargs)
 
     return replace(edit, run=run)
-
-
-def _is_idle(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity) or (type(module) is nn.Sequential and not len(module))
 
 
 def resized(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:

@@ -158,13 +158,12 @@ def clashes(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
 
 def orders(many: int) -> Iterator[tuple[int, ...]]:
     """All orders of so many dimensions: first those that move a single one, which lay no picture on its side; then the others."""
-    everything = itertools.permutations(range(many))
-    return iter(sorted(everything, key=lambda order: (not _moves_one(order), sum(at != dim for at, dim in enumerate(order)))))
 
+    def moved(order: tuple[int, ...]) -> tuple[bool, int]:
+        moves_one = any([*rest] == sorted(rest) for rest in itertools.combinations(order, many - 1))
+        return not moves_one, sum(at != dim for at, dim in enumerate(order))
 
-def _moves_one(order: tuple[int, ...]) -> bool:
-    """Whether all but one stay in their order."""
-    return any([*rest] == sorted(rest) for rest in itertools.combinations(order, len(order) - 1))
+    return iter(sorted(itertools.permutations(range(many)), key=moved))
 
 
 def told(x: Operand) -> str:
@@ -185,9 +184,7 @@ def rewritten(
     return [Repair(code, why, rank, ops=(OpEdit(facts.site, facts.op, run),))]
 
 
-def argument_changed(
-    facts: FailureFacts, at: int, text: Callable[[str], str], arguments: Callable[[Any, Any], tuple[Any, Any]], *, rank: int, why: str
-) -> list[Repair]:
+def argument_changed(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str) -> list[Repair]:
     """The user's own call of the failing module with the argument at this place changed."""
     site = facts.site if facts.direct else None
     written = facts.caller.site if site is None and not facts.path and facts.caller is not None else site
@@ -196,7 +193,11 @@ def argument_changed(
         return []
     if any(isinstance(argument, ast.Starred) for argument in call.args[: at + 1]):
         return []
-    return [Repair(written.changed(call.args[at], text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
+
+    def arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return (*args[:at], change.apply(args[at]), *args[at + 1 :]), kwargs
+
+    return [Repair(written.changed(call.args[at], change.text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
 
 
 def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

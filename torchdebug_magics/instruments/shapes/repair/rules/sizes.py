@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Repair
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_written
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch, resized_to
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
-from torchdebug_magics.instruments.shapes.repair.rules import candidates, other_calls
+from torchdebug_magics.instruments.shapes.repair.rules import candidates
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, with_size
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, anywhere, gets, named, producer_edits, told
-from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, is_flattened, of_inputs, product
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
+    Diagnosis,
+    anywhere,
+    argument_changed,
+    gets,
+    named,
+    producer_edits,
+    rewritten,
+    told,
+)
+from torchdebug_magics.instruments.shapes.repair.size_history import JOINS, came_from, channels_first, is_flattened, of_inputs, product
 
 _NOUNS = {
     **dict.fromkeys(("in_features", "normalized_shape"), "features"),
@@ -73,7 +88,7 @@ def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
         *(edit for further in mismatches for edit in candidates.remade(local, further)),
         *(edit for further in mismatches for edit in candidates.fitted(local, further)),
         *candidates.source_edits(local, mismatch),
-        *other_calls.first_rows(local, mismatch),
+        *_first_rows(local, mismatch),
         *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
     ]
     return Diagnosis(sentence, tuple(edits), x)
@@ -129,7 +144,7 @@ def _of_op(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
         return Diagnosis(sentence + lost.words, lost.edits, x)
     if facts.site is None and (long := too_long(facts, mismatch.wanted, mismatch.got)):
         return Diagnosis(long, tuple(shortened(facts, mismatch.wanted, mismatch.got)), x)
-    edits: list[Repair] = [*other_calls.swapped(local), *other_calls.other_calls(local)]
+    edits: list[Repair] = [*_swapped(local), *_other_calls(local)]
     for later, at in enumerate(reversed(range(len(local.operands)))):
         edits += candidates.relaid(local, at, later=later)
     for misfit in mismatches:
@@ -148,7 +163,7 @@ def _laid_out(local: LocalCall) -> Diagnosis | None:
     """No other size would do: the dimensions are too few, too many, or in another order."""
     facts = local.facts
     lost = squeezed(facts, local.operands[0])
-    edits = [*(lost.edits if lost else ()), *other_calls.other_calls(local), *candidates.remade(local, None)]
+    edits = [*(lost.edits if lost else ()), *_other_calls(local), *candidates.remade(local, None)]
     said: tuple[int, list[Sizes]] | None = None
     for at in reversed(range(len(local.operands))):
         x = local.operands[at]
@@ -195,3 +210,91 @@ def _role(facts: FailureFacts, at: int) -> str:
     values = {name: value if isinstance(value, (tuple, list)) else (value,) for name, value in bound.arguments.items()}
     name = next((name for name, given in values.items() if any(part is tensor for part in given)), "its input")
     return _ROLES.get(name, name)
+
+
+_KEYWORDS = {"scaled_dot_product_attention": ("enable_gqa", "fewer heads of keys and values than of queries")}
+"""What lets an op take other sizes."""
+
+
+def _swapped(local: LocalCall) -> list[Repair]:
+    """``b @ a`` for ``a @ b``; not where the samples of the batch would be summed up."""
+    facts = local.facts
+    site = facts.site
+    written = site.expression if site is not None and facts.direct else None
+    if site is None or facts.op is None or not isinstance(written, ast.BinOp) or not isinstance(written.op, ast.MatMult):
+        return []
+    a, b = local.operands[:2]
+    if local.gives({0: lambda tensor: tensor.new_empty(b.sizes), 1: lambda tensor: tensor.new_empty(a.sizes)}) is None:
+        return []
+    square = len(b.sizes) == 2 and b.sizes[0] == b.sizes[1]
+    batches = {tensor.shape[0] for _, tensor in facts.inputs if tensor.dim() > 1}
+    if not square and of_inputs(a.made) and of_inputs(b.made) and b.sizes[-1] in batches:
+        return []
+    code = ast.unparse(ast.BinOp(written.right, ast.MatMult(), written.left))
+    run = OpEdit(site, facts.op, lambda func, args, _: func(args[1], args[0]))
+    return [Repair(code, "with the operands swapped", 1 if square else 8, ops=(run,))]
+
+
+def _other_calls(local: LocalCall) -> Iterator[Repair]:
+    """The same call by another name, with a keyword, or along another dimension."""
+    facts = local.facts
+    names = [operand.name for operand in facts.operands[:2]]
+    if facts.op in {"bmm", "mm"} and all(names) and len({len(operand.sizes) for operand in facts.operands}) == 1:
+        code = " @ ".join(names)
+        yield from rewritten(
+            facts, lambda _: code, lambda _, args, __: torch.matmul(args[0], args[1]), rank=3, why="takes any number of dimensions"
+        )
+    if facts.op in JOINS | {"stack"} and facts.operands:
+        yield from _along(local)
+    if facts.op in _KEYWORDS:
+        name, why = _KEYWORDS[facts.op]
+
+        def write(call: ast.Call) -> ast.expr:
+            return ast.Call(call.func, call.args, [*call.keywords, ast.keyword(name, ast.Constant(value=True))])
+
+        yield from rewritten(facts, write, lambda func, args, kwargs: func(*args, **{**kwargs, name: True}), rank=5, why=why)
+
+
+def _along(local: LocalCall) -> Iterator[Repair]:
+    """The same tensors joined along another dimension."""
+    facts, many = local.facts, len(local.operands[0].sizes)
+    for dim in reversed(range(many)):
+        place = -1 if dim == many - 1 and facts.op != "stack" else dim
+        run = functools.partial(_joined, place)
+        if local.gives(module=lambda *args, run=run, **_: run(None, args, {})) is None:
+            continue
+        call = facts.written_call
+        func = ast.unparse(call.func).replace("stack", "cat") if call is not None else ""
+        code = f"{func}({ast.unparse(call.args[0])}, dim={place})" if call is not None and call.args else ""
+        why = "joined along the dimension in which they differ" if facts.op == "stack" else ""
+        yield from rewritten(facts, lambda _, code=code: code, run, rank=8 if facts.op == "stack" else 3, why=why)  # type: ignore[misc]
+
+
+def _joined(dim: int, _: Any, args: Any, __: Any) -> Any:
+    return torch.cat(args[0], dim=dim)
+
+
+def pair(facts: FailureFacts) -> Diagnosis | None:
+    """An LSTM that is given one tensor for its two states."""
+    given = facts.call.args[1:2] if facts.call is not None else ()
+    if not isinstance(facts.module, (nn.LSTM, nn.LSTMCell)) or not given or not isinstance(given[0], torch.Tensor):
+        return None
+
+    sentence = f"{facts.who} expects its state as two tensors (h, c), gets one tensor of {shape(tuple(given[0].shape))}"
+    both = as_written("({0}, torch.zeros_like({0}))")
+    edits = argument_changed(facts, 1, both, rank=3, why="a cell state of zeros beside it")
+    return Diagnosis(sentence, tuple(edits))
+
+
+def _first_rows(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
+    """A state of a larger batch, as that of all batches but the last one is, cut to the rows of this one."""
+    facts, rows = local.facts, mismatch.wanted
+    if not isinstance(facts.module, nn.RNNBase) or not mismatch.at or mismatch.dims != (-2,) or mismatch.got <= rows:
+        return []
+    size = f"{local.operands[0].name or 'x'}.size({0 if facts.module.batch_first else 1})"
+    many = len(local.operands) > 2
+
+    form = "tuple(h[:, :{1}].contiguous() for h in {0})" if many else "{0}[:, :{1}].contiguous()"
+    cut = ValueChange(lambda h: form.format(h, size), as_written(form.format("{0}", rows)).apply)
+    why = f"a batch of {rows} after those of {mismatch.got}, as the last one of a loader is: or `drop_last=True` in the `DataLoader`"
+    return argument_changed(facts, 1, cut, rank=2, why=why)

@@ -14,10 +14,10 @@ from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
 from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
-from torchdebug_magics.instruments.shapes.repair.rules.tabled import fitted
-from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, channels_first, of_inputs, steps
 from torchdebug_magics.probing.source.syntax import as_atom, expression
 
 _RGB = 3
@@ -34,7 +34,10 @@ def view(facts: FailureFacts) -> Diagnosis | None:
     text = facts.written
     many = math.prod(x.sizes)
     if "stride" in facts.text or "contiguous" in facts.text:
-        sentence = f"{text} of {told(x)} is not a view: `{_turner(x)}` made it non-contiguous; use `.reshape()`"
+        turner = next(
+            (step.op.strip("_") for step in steps(x.made) if step.op in TURNS | {"__getitem__", "expand", "flip"}), "an op before"
+        )
+        sentence = f"{text} of {told(x)} is not a view: `{turner}` made it non-contiguous; use `.reshape()`"
         return Diagnosis(sentence, tuple(_reshaped(facts)), x)
     wanted = _wanted(facts)
     if wanted is None:
@@ -88,12 +91,6 @@ def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] |
     if not before or -1 in into or len(into) < 2 or before + behind != len(x.sizes) - 1:
         return None
     return x.sizes[before], into
-
-
-def _turner(x: Operand) -> str:
-
-    turns = ("transpose", "permute", "t", "mT", "T", "__getitem__", "expand", "swapaxes", "movedim", "flip")
-    return next((step.op.strip("_") for step in steps(x.made) if step.op in turns), "an op before")
 
 
 def _wanted(facts: FailureFacts) -> tuple[int, ...] | None:
