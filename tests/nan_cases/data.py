@@ -48,23 +48,6 @@ CASES = (
         ),
     ),
     Case(
-        name="data_target_is_bad",
-        setup="""
-            model = nn.Linear(4, 1)
-            opt = torch.optim.SGD(model.parameters(), lr=0.01)
-            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]
-            batches[1][1][5] = float("nan")
-        """,
-        cell="""
-            for x, y in batches:
-                loss = F.mse_loss(model(x), y)
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(5,), tensor="y", diagnosis=slugs.BAD_ROW),
-    ),
-    Case(
         name="data_under_batch_norm",
         setup="""
             model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
@@ -120,54 +103,5 @@ CASES = (
                 opt.zero_grad(); loss.backward(); opt.step()
         """,
         truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(0, 1, 2)),
-    ),
-    Case(
-        name="data_inference_only",
-        setup="""
-            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
-            chunks = [torch.randn(4, 3) for _ in range(5)]
-            chunks[4][2, 0] = float("nan")
-        """,
-        cell="""
-            scores = []
-            with torch.no_grad():
-                for chunk in chunks:
-                    scores.append(model(chunk))
-        """,
-        truth=Expect(kind="nan", phase="data", op=None, step=0, backward=0, rows=(2,), diagnosis=slugs.BAD_ROW),
-    ),
-    Case(
-        name="data_class_weight_is_bad",
-        setup="""
-            model = nn.Linear(4, 3)
-            opt = torch.optim.SGD(model.parameters(), lr=0.1)
-            counts = torch.tensor([10.0, 5.0, 0.0])
-            weight = 1 / counts
-            x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-        """,
-        cell="""
-            for step in range(3):
-                loss = F.cross_entropy(model(x), y, weight=weight)
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Expect(kind="inf", phase="data", op=None, step=0, rows=(2,), tensor="weight"),
-    ),
-    Case(
-        name="data_hidden_state_carried_in",
-        setup="""
-            cell_ = nn.GRUCell(3, 4)
-            opt = torch.optim.SGD(cell_.parameters(), lr=0.1)
-            hidden = torch.zeros(2, 4)
-            hidden[1, 3] = float("nan")
-            x = torch.randn(2, 3)
-        """,
-        cell="""
-            new = cell_(x, hidden)
-            new.sum().backward()
-            opt.step()
-        """,
-        truth=Expect(kind="nan", phase="data", op=None, step=0, rows=(1,)),
     ),
 )

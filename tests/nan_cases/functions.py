@@ -24,24 +24,6 @@ def _case(name: str, value: str, cell: str, truth: Truth) -> Case:
 
 CASES = (
     _case(
-        "logarithm_of_zero",
-        "torch.log(out.abs() * k)",
-        _DESCENT,
-        Expect(kind="inf", phase="loss", op="log", module=None, step=0, backward=2, diagnosis=slugs.LOG_ZERO),
-    ),
-    _case(
-        "with_its_value",
-        "torch.log(out.abs() * k)",
-        _DESCENT.replace("slopes = torch.func.grad(", "slopes, value = torch.func.grad_and_value("),
-        Expect(kind="inf", phase="loss", op="log", module=None, step=0, backward=2, diagnosis=slugs.LOG_ZERO),
-    ),
-    _case(
-        "slope_of_a_root",
-        "(out * k).abs().sqrt()",
-        _DESCENT,
-        Expect(kind=frozenset({"inf", "nan"}), phase="backward", op="sqrt", module=None, step=0, backward=2, diagnosis=slugs.SQRT_ZERO),
-    ),
-    _case(
         "of_each_sample",
         "torch.log(out.abs() * k)",
         """
@@ -52,40 +34,6 @@ CASES = (
             params = {name: params[name] - 0.01 * slopes[name].mean(0) for name in params}
         """,
         Expect(kind="inf", phase="loss", op="log", module=None, step=0, backward=1, rows=(3,), diagnosis=slugs.LOG_ZERO),
-    ),
-    Case(
-        name="function_in_a_layer",
-        setup="""
-            class Log(nn.Module):
-                def forward(self, x, k):
-                    return torch.log(x.abs() * k)  # <- here
-            class Net(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.lin, self.act = nn.Linear(3, 2), Log()
-                def forward(self, x, k):
-                    return self.act(self.lin(x), k)
-            net = Net()
-            params = {name: one.detach().clone() for name, one in net.named_parameters()}
-            def loss_of(params, x, k):
-                return torch.func.functional_call(net, params, (x, k)).mean()
-        """,
-        cell=_DESCENT,
-        truth=Expect(kind="inf", phase="forward", op="log", module="act", step=0, backward=2, diagnosis=slugs.LOG_ZERO),
-    ),
-    Case(
-        name="function_in_a_simulation",
-        setup="""
-            def energy(at):
-                gaps = at[:, None] - at[None]
-                return gaps.square().sum(-1).sqrt().sum()  # <- here
-            def run(at, steps):
-                for _ in range(steps):
-                    at = at - 0.01 * torch.func.grad(energy)(at)
-                return at
-        """,
-        cell="end = run(torch.rand(3, 2), 2)",
-        truth=Expect(kind=frozenset({"inf", "nan"}), phase="backward", op="sqrt", module=None, step=0, diagnosis=slugs.SQRT_ZERO),
     ),
     Case(
         name="function_number_written_into_a_row",
@@ -146,20 +94,6 @@ CASES = (
         "torch.log(out.abs() + k)",
         _DESCENT.replace("0.0 if t == 2 else 1.0", "1.0"),
         Nothing(backwards=4),
-    ),
-    Case(
-        name="function_quiet_inside_a_loss",
-        setup="net = nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
-        cell="""
-            for t in range(3):
-                x = torch.rand(4, 2)
-                slope = torch.func.grad(lambda weight: (x @ weight.T * 0).abs().sqrt().sum())(net.weight)
-                loss = torch.nan_to_num(slope.detach()).sum() + net(x).mean()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Nothing(backwards=3),
     ),
     _case(
         "quiet_other_transforms",

@@ -28,50 +28,6 @@ CASES = (
         truth=Expect(kind="inf", phase="forward", op="mul", module="1", step=2, rows=(1,), diagnosis=slugs.FP16_OVERFLOW),
     ),
     Case(
-        name="precision_autocast_half_linear",
-        setup="""
-            model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))
-            with torch.no_grad():
-                model[0].weight.fill_(200.0)
-            opt = torch.optim.SGD(model.parameters(), lr=1e-6)
-            batches = [torch.rand(3, 4) for _ in range(3)]
-            batches[1][0] = 100.0
-        """,
-        cell="""
-            for x in batches:
-                with torch.autocast("cpu", dtype=torch.float16):
-                    out = model(x)  # <- here
-                loss = out.float().square().mean()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Expect(kind="inf", phase="forward", op="mm", module="0", step=1, rows=(0,), diagnosis=slugs.FP16_OVERFLOW),
-    ),
-    Case(
-        name="precision_cast_to_half_of_a_large_mask",
-        setup="""
-            class Attention(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.q = nn.Linear(4, 4)
-                def forward(self, x, keep):
-                    bias = ((1.0 - keep.float()) * -1e9).to(x.dtype)  # <- here
-                    scores = self.q(x) @ x.mT + bias[:, None, :]
-                    return torch.softmax(scores, -1) @ x
-            model = Attention().half()
-            opt = torch.optim.SGD(model.parameters(), lr=1e-4)
-            x = torch.randn(2, 3, 4).half()
-            keep = torch.tensor([[True, True, False], [False, False, False]])
-        """,
-        cell="""
-            loss = model(x, keep).float().mean()
-            loss.backward()
-            opt.step()
-        """,
-        truth=Expect(kind="inf", phase="forward", op="_to_copy", module="", rows=(1,), diagnosis=slugs.FP16_OVERFLOW),
-    ),
-    Case(
         name="precision_float32_minimum_in_bfloat16",
         setup="""
             class Attention(nn.Module):
