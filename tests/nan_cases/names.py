@@ -9,16 +9,6 @@ _STEP = """
     opt.step()
 """
 
-_BAD = """
-    class Bad(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(2, 2)
-        def forward(self, x):
-            h = self.lin(x)
-            return h / (h - h)  # <- here
-    x = torch.randn(3, 2)
-"""
 
 CASES = (
     Case(

@@ -183,17 +183,6 @@ loss = net(batch).mean()
     ),
 )
 
-_TWO = """
-gen = nn.Linear(2, 3)
-dis = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(), nn.Linear(4, 1))
-g_opt, d_opt = torch.optim.Adam(gen.parameters()), torch.optim.Adam(dis.parameters())
-z = torch.randn(6, 2)
-def critic_loss(fake):
-    mixed = (0.5 * x + 0.5 * fake).detach().requires_grad_()
-    (slope,) = torch.autograd.grad(dis(mixed).sum(), mixed, create_graph=True)
-    length = slope.square().sum(1).sqrt()  # <- here
-    return dis(fake.detach()).mean() - dis(x).mean() + (length - 1).square().mean()
-"""
 _LOOPS = (
     _case(
         "reptile_inner_loop",
