@@ -34,7 +34,8 @@ def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None
     assert not differs, "\n".join([*(f"{name}: {text}" for name, text in differs.items()), *said])
     if isinstance(outcome.error, torchdebug_magics.NonFiniteError):
         finding = outcome.report["finding"]
-        assert str(outcome.error) == outcome.report["verdict"]
+        # A `finally` of the user's may still have updated the weights after the error was raised.
+        assert str(outcome.error) == outcome.report["verdict"] or finding["weights"] == "weights updated since"
         assert (outcome.error.finding.op, outcome.error.finding.kind) == (finding["op"], finding["kind"])
 
 
