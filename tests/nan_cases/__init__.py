@@ -13,19 +13,16 @@ __all__ = ["ANY", "Case", "Expect", "Nothing", "Problem", "all_cases"]
 
 _FILES = (
     "data",
-    "parameter",
     "forward",
     "attention",
     "precision",
     "loss",
     "backward",
-    "traps",
     "optimizer",
     "flows",
     "loops",
     "names",
     "values",
-    "scaler",
     "libraries",
     "hard",
     "science",
@@ -37,9 +34,7 @@ _FILES = (
     "origins",
     "wild",
     "rebound",
-    "functions",
     "nothing",
-    "nothing_forward",
     "quiet",
 )
 

@@ -1,7 +1,16 @@
-"""The value was bad before any op of the step saw it."""
+"""The value was bad before any op of the step saw it: data, a parameter, a buffer."""
 
 from tests.nan_cases import slugs
-from tests.nan_cases.case import Case, Expect
+from tests.nan_cases.case import ANY, Case, Expect
+
+_LOOP = """
+    for x, y in batches:
+        loss = F.mse_loss(model(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+
 
 CASES = (
     Case(
@@ -46,23 +55,6 @@ CASES = (
         truth=Expect(
             kind="inf", phase="data", op=None, step=2, rows=(0,), tensor=frozenset({"values", "batch['values']"}), diagnosis=slugs.BAD_ROW
         ),
-    ),
-    Case(
-        name="data_target_is_bad",
-        setup="""
-            model = nn.Linear(4, 1)
-            opt = torch.optim.SGD(model.parameters(), lr=0.01)
-            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]
-            batches[1][1][5] = float("nan")
-        """,
-        cell="""
-            for x, y in batches:
-                loss = F.mse_loss(model(x), y)
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(5,), tensor="y", diagnosis=slugs.BAD_ROW),
     ),
     Case(
         name="data_under_batch_norm",
@@ -122,52 +114,112 @@ CASES = (
         truth=Expect(kind="nan", phase="data", op=None, step=1, rows=(0, 1, 2)),
     ),
     Case(
-        name="data_inference_only",
+        name="parameter_bias_is_infinite",
         setup="""
-            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
-            chunks = [torch.randn(4, 3) for _ in range(5)]
-            chunks[4][2, 0] = float("nan")
+            model = nn.ModuleDict({"enc": nn.Linear(4, 4), "dec": nn.Linear(4, 1)})
+            model["enc"].bias.data[2] = float("inf")
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            x = torch.randn(5, 4)
         """,
         cell="""
-            scores = []
-            with torch.no_grad():
-                for chunk in chunks:
-                    scores.append(model(chunk))
+            loss = model["dec"](torch.relu(model["enc"](x))).pow(2).mean()
+            loss.backward()
+            opt.step()
         """,
-        truth=Expect(kind="nan", phase="data", op=None, step=0, backward=0, rows=(2,), diagnosis=slugs.BAD_ROW),
+        truth=Expect(kind="inf", phase="parameter", op=None, step=0, rows=(2,), tensor=frozenset({"enc.bias", "bias"})),
     ),
     Case(
-        name="data_class_weight_is_bad",
+        name="parameter_written_in_the_loop",
         setup="""
-            model = nn.Linear(4, 3)
-            opt = torch.optim.SGD(model.parameters(), lr=0.1)
-            counts = torch.tensor([10.0, 5.0, 0.0])
-            weight = 1 / counts
-            x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+            model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+            opt = torch.optim.Adam(model.parameters())
+            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(5)]
         """,
         cell="""
-            for step in range(3):
-                loss = F.cross_entropy(model(x), y, weight=weight)
+            for i, (x, y) in enumerate(batches):
+                if i == 3:
+                    with torch.no_grad():
+                        model[0].weight[1] = float("nan")
+                loss = F.mse_loss(model(x), y)
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
         """,
-        truth=Expect(kind="inf", phase="data", op=None, step=0, rows=(2,), tensor="weight"),
+        truth=Expect(kind="nan", phase="parameter", op=None, step=3, rows=(1,), tensor="0.weight"),
     ),
     Case(
-        name="data_hidden_state_carried_in",
+        name="parameter_embedding_row",
         setup="""
-            cell_ = nn.GRUCell(3, 4)
-            opt = torch.optim.SGD(cell_.parameters(), lr=0.1)
-            hidden = torch.zeros(2, 4)
-            hidden[1, 3] = float("nan")
-            x = torch.randn(2, 3)
+            class Bag(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.emb = nn.Embedding(10, 4)
+                    self.out = nn.Linear(4, 2)
+                def forward(self, ids):
+                    return self.out(self.emb(ids).mean(1))
+            model = Bag()
+            model.emb.weight.data[7] = float("nan")
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            ids, y = torch.tensor([[1, 2, 3], [4, 7, 5]]), torch.tensor([0, 1])
         """,
         cell="""
-            new = cell_(x, hidden)
-            new.sum().backward()
-            opt.step()
+            for _ in range(2):
+                loss = F.cross_entropy(model(ids), y)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
         """,
-        truth=Expect(kind="nan", phase="data", op=None, step=0, rows=(1,)),
+        truth=Expect(kind="nan", phase="parameter", op=None, step=0, rows=(7,), tensor="emb.weight", diagnosis=slugs.BAD_EMBEDDING),
+    ),
+    Case(
+        name="parameter_embedding_row_looked_up_late",
+        setup="""
+            emb, head = nn.Embedding(20, 4), nn.Linear(4, 2)
+            model = nn.Sequential(emb, head)
+            emb.weight.data[13, 0] = float("inf")
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            batches = [torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, 13]), torch.tensor([6, 7])]
+            y = torch.tensor([0, 1])
+        """,
+        cell="""
+            for ids in batches:
+                loss = F.cross_entropy(model(ids), y)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        # Said at once, or when it is first used: both are true.
+        truth=Expect(kind="inf", phase="parameter", op=None, step=ANY, rows=(13,), tensor="0.weight", diagnosis=slugs.BAD_EMBEDDING),
+    ),
+    Case(
+        name="parameter_buffer_is_nan",
+        setup="""
+            class Scale(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.register_buffer("mean", torch.zeros(4))
+                    self.lin = nn.Linear(4, 1)
+                def forward(self, x):
+                    return self.lin(x - self.mean)
+            model = nn.Sequential(Scale())
+            model[0].mean[1] = float("nan")
+            opt = torch.optim.SGD(model.parameters(), lr=0.01)
+            batches = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(3)]
+        """,
+        cell=_LOOP,
+        truth=Expect(kind="nan", phase="parameter", op=None, step=0, rows=(1,), tensor="0.mean"),
+    ),
+    Case(
+        name="parameter_running_var_is_nan_in_eval",
+        setup="""
+            model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval()
+            model[1].running_var[2] = float("nan")
+            x = torch.randn(5, 3)
+        """,
+        cell="""
+            with torch.no_grad():
+                out = model(x)
+        """,
+        truth=Expect(kind="nan", phase="parameter", op=None, step=0, rows=(2,), tensor="1.running_var"),
     ),
 )

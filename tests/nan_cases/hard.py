@@ -170,53 +170,6 @@ CASES = (
         truth=Expect(kind="inf", phase="loss", op="div", module=None, step=2, rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO),
     ),
     Case(
-        name="hard_state_of_the_step_is_advanced_once_more",
-        setup="""
-            model = nn.Linear(2, 1)
-            opt = torch.optim.SGD(model.parameters(), lr=0.01)
-            x = torch.rand(3, 2)
-            temperature = 3.0
-        """,
-        cell="""
-            for _ in range(6):
-                out = model(x)
-                temperature -= 1.0
-                loss = (out / temperature).square().mean()  # <- here
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        # 2, 1, 0: a replay that subtracts once more divides by -1 and finds nothing; it must put the 1 back, or say so.
-        truth=Problem(kind="inf", phase="loss", op="div", step=2),
-    ),
-    Case(
-        name="hard_counter_in_forward",
-        setup="""
-            class Net(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.lin, self.step = nn.Linear(2, 2), 0
-                def forward(self, x):
-                    h = self.lin(x)
-                    if self.step == 4:
-                        h = h / 0.0  # <- here
-                    self.step += 1
-                    return h
-            model = Net()
-            opt = torch.optim.SGD(model.parameters(), lr=0.01)
-            x = torch.rand(3, 2)
-        """,
-        cell="""
-            for _ in range(7):
-                loss = model(x).square().mean()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        # A plain attribute that says when: the replay has to put it back.
-        truth=Expect(kind="inf", phase="forward", op="div", module="", step=4, rows=(0, 1, 2), diagnosis=slugs.DIV_ZERO),
-    ),
-    Case(
         name="hard_global_counter_says_exactly_when",
         setup="""
             counter = {"n": 0}
@@ -354,25 +307,6 @@ CASES = (
                 opt.step()
         """,
         truth=Expect(kind="inf", phase="data", op=None, step=1, rows=(0,), diagnosis=slugs.BAD_ROW),
-    ),
-    Case(
-        name="hard_own_generator_object",
-        setup="""
-            gen = torch.Generator().manual_seed(5)
-            model = nn.Linear(2, 1)
-            opt = torch.optim.SGD(model.parameters(), lr=0.01)
-            x = torch.rand(3, 2)
-        """,
-        cell="""
-            for i in range(5):
-                out = model(x)
-                shift = torch.rand(3, 1, generator=gen)
-                loss = torch.log(shift + out - out.detach() - 2 * (i == 3)).mean()  # <- here
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-        """,
-        truth=Expect(kind="nan", phase="loss", op="log", module=None, step=3, rows=(0, 1, 2)),
     ),
     Case(
         name="hard_comprehension_calls_the_model",

@@ -1,39 +1,28 @@
-"""Odd ways to run a step: tasks, callbacks, partial backwards, per-sample gradients, parts of torch that few use."""
+"""Odd ways to run a step: tasks, callbacks, partial backwards, gradients that `torch.func` takes, parts of torch that few use."""
 
 from tests.nan_cases import slugs
-from tests.nan_cases.case import ANY, Case, Expect, Nothing
+from tests.nan_cases.case import ANY, Case, Expect, Nothing, Truth
+
+_SETUP = """
+net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+params = {name: one.detach().clone() for name, one in net.named_parameters()}
+def loss_of(params, x, k):
+    out = torch.func.functional_call(net, params, (x,))
+    return @.mean()  # <- here
+"""
+_DESCENT = """
+for t in range(4):
+    x = torch.rand(5, 3)
+    slopes = torch.func.grad(loss_of)(params, x, 0.0 if t == 2 else 1.0)
+    params = {name: params[name] - 0.01 * slopes[name] for name in params}
+"""
+
+
+def _case(name: str, value: str, cell: str, truth: Truth) -> Case:
+    return Case(name=f"function_{name}", setup=_SETUP.replace("@", value), cell=cell, truth=truth)
+
 
 CASES = (
-    Case(
-        name="odd_callbacks_and_events",
-        setup="""
-            class Trainer:
-                def __init__(self, model, data):
-                    self.model, self.data, self.hooks = model, data, []
-                    self.optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
-                def on(self, hook): self.hooks.append(hook); return hook
-                def fire(self, event): [h(self) for h in self.hooks if h.__name__ == event]
-                def fit(self):
-                    for self.batch in self.data:
-                        self.loss = self.model(self.batch).mean()
-                        self.fire("after_loss")
-                        self.loss.backward()
-                        self.fire("after_backward")
-                        self.optim.step(); self.optim.zero_grad()
-            model = nn.Sequential(nn.Linear(2, 2), nn.ELU())
-            data = [torch.rand(2, 2) for _ in range(4)]
-        """,
-        cell="""
-            t = Trainer(model, data)
-            @t.on
-            def after_loss(s):
-                weight = torch.tensor(float(len(s.data) - 4))
-                if s.batch is s.data[2]:
-                    s.loss = s.loss / weight  # <- here
-            t.fit()
-        """,
-        truth=Expect(kind="inf", phase="loss", op="div", module=None, step=2, rows=(), diagnosis=slugs.DIV_ZERO),
-    ),
     Case(
         name="odd_two_losses_in_one_backward_call",
         setup="""
@@ -49,20 +38,6 @@ CASES = (
             opt.step()
         """,
         truth=Expect(kind="inf", phase="backward", op="pow", module=None, rows=(1,), diagnosis=slugs.POW_ZERO),
-    ),
-    Case(
-        name="odd_backward_into_chosen_inputs",
-        setup="""
-            net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh())
-            x = torch.rand(2, 2); x[0] = 0.0
-            opt = torch.optim.SGD(net.parameters(), lr=0.1)
-        """,
-        cell="""
-            loss = net(x).square().sum(1).sqrt().sum()  # <- here
-            loss.backward(inputs=list(net.parameters()))
-            opt.step()
-        """,
-        truth=Expect(kind="inf", phase="backward", op="sqrt", module=None, rows=(0,), diagnosis=slugs.SQRT_ZERO),
     ),
     Case(
         name="odd_lstm_with_an_infinite_recurrent_weight",
@@ -93,47 +68,6 @@ CASES = (
         """,
         cell="out, _ = mha(x, x, x, need_weights=False)\nout.mean().backward()\nopt.step()",
         truth=Expect(kind="nan", phase="parameter", op=None, tensor="in_proj_weight", rows=(9,)),
-    ),
-    Case(
-        name="odd_per_sample_loss_by_vmap",
-        setup="""
-            net = nn.Linear(2, 1, bias=False)
-            nn.init.ones_(net.weight)
-            opt = torch.optim.SGD(net.parameters(), lr=0.1)
-            x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 1.0]])
-        """,
-        cell="""
-            out = net(x)
-            loss = torch.func.vmap(lambda o: torch.log(o).sum())(out).mean()  # <- here
-            loss.backward()
-            opt.step()
-        """,
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, rows=(1,), diagnosis=slugs.LOG_ZERO),
-    ),
-    Case(
-        name="odd_convolution_overflows_in_half",
-        setup="""
-            class Stem(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.conv = nn.Conv1d(1, 2, 3, padding=1, bias=False)
-                def forward(self, x):
-                    return torch.tanh(self.conv(x))  # <- here
-            class Net(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.stem, self.head = Stem(), nn.Linear(4, 1)
-                def forward(self, x):
-                    h = self.stem(x)
-                    return self.head(h - h)
-            net = Net().half()
-            nn.init.ones_(net.stem.conv.weight)
-            opt = torch.optim.SGD(net.parameters(), lr=0.1)
-            x = torch.full((2, 1, 4), 1.0).half(); x[1] = 40000.0
-        """,
-        cell="loss = net(x).float().square().mean()\nloss.backward()\nopt.step()",
-        # tanh(inf) = 1 with slope 0, and the convolution's derivative uses only its finite input: nothing comes of it.
-        truth=Nothing(steps=1),
     ),
     Case(
         name="odd_inference_inf_by_arithmetic",
@@ -219,21 +153,6 @@ CASES = (
         truth=Expect(kind=frozenset({"inf", "nan"}), phase="backward", op="pow", module="1", backward=ANY, rows=(1,)),
     ),
     Case(
-        name="odd_loss_scaled_by_a_dictionary_of_weights",
-        setup="""
-            net = nn.Linear(2, 1)
-            opt = torch.optim.SGD(net.parameters(), lr=0.1)
-            weights = {"a": torch.tensor([1.0, math.inf, 1.0]), "b": 0.5}
-            x = torch.rand(3, 2)
-        """,
-        cell="""
-            loss = (net(x)[:, 0].square() * weights["a"]).mean() * weights["b"]
-            loss.backward()
-            opt.step()
-        """,
-        truth=Expect(kind="inf", phase="data", op=None, rows=(1,), tensor=frozenset({"weights['a']"}), diagnosis=slugs.BAD_ROW),
-    ),
-    Case(
         name="odd_bare_transformer_encoder",
         setup="""
             layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
@@ -266,4 +185,88 @@ CASES = (
         """,
         truth=Expect(kind="nan", phase="forward", op="_softmax", module="", rows=(2, 3), diagnosis=slugs.MASKED_ROW),
     ),
+    _case(
+        "of_each_sample",
+        "torch.log(out.abs() * k)",
+        """
+        for t in range(3):
+            x, k = torch.rand(5, 3), torch.ones(5)
+            if t == 1: k[3] = 0
+            slopes = torch.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(params, x, k)
+            params = {name: params[name] - 0.01 * slopes[name].mean(0) for name in params}
+        """,
+        Expect(kind="inf", phase="loss", op="log", module=None, step=0, backward=1, rows=(3,), diagnosis=slugs.LOG_ZERO),
+    ),
+    Case(
+        name="function_number_written_into_a_row",
+        setup="net = nn.Linear(3, 2)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
+        cell="""
+            for t in range(3):
+                out = net(torch.rand(4, 3)).clone()
+                if t == 1:
+                    out[2, 0] = math.nan  # <- here
+                loss = out.mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="nan", phase="loss", op=frozenset({"copy_", "fill_"}), module=None, step=1, rows=(2,), diagnosis="nan_constant"),
+    ),
+    Case(
+        name="function_number_written_into_the_data",
+        setup="net = nn.Linear(3, 2)",
+        cell="""
+            x = torch.rand(4, 3)
+            x[3, 1] = math.nan
+            out = net(x)
+            loss = out.mean()
+            loss.backward()
+        """,
+        truth=Expect(kind="nan", phase="data", op=None, rows=(3,), tensor="x", diagnosis=slugs.BAD_ROW),
+    ),
+    Case(
+        name="function_row_divided_in_place",
+        setup="net = nn.Linear(3, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
+        cell="""
+            for t in range(3):
+                out = net(torch.rand(4, 3)).clone()
+                out[2] /= 0 if t == 1 else 1  # <- here
+                loss = out.mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="inf", phase="loss", op="div_", module=None, step=1, rows=(2,), diagnosis=slugs.DIV_ZERO),
+    ),
+    Case(
+        name="function_of_an_infinite_number",
+        setup="net = nn.Linear(3, 2)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
+        cell="""
+            for t in range(3):
+                out = net(torch.rand(4, 3))
+                loss = (out * (math.inf if t == 2 else 1.0)).mean()  # <- here
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        """,
+        truth=Expect(kind="inf", phase="loss", op="mul", module=None, step=2, diagnosis="inf_constant"),
+    ),
+    _case(
+        "nothing_wrong",
+        "torch.log(out.abs() + k)",
+        _DESCENT.replace("0.0 if t == 2 else 1.0", "1.0"),
+        Nothing(backwards=4),
+    ),
+    _case(
+        "quiet_other_transforms",
+        "(out * k)",
+        """
+        x = torch.rand(2, 3)
+        value = lambda params: loss_of(params, x, 1.0)
+        torch.func.jacrev(value)(params), torch.func.hessian(value)(params), torch.func.vjp(value, params)[1](torch.ones(()))
+        torch.func.grad(lambda x: torch.func.grad(lambda y: (y ** 3).sum())(x).sum())(torch.rand(3))
+        """,
+        Nothing(backwards=1),
+    ),
+    _case("quiet_error", "out", "torch.func.grad(lambda x: x)(torch.rand(3))", Nothing(raises="RuntimeError")),
 )

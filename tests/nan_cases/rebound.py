@@ -1,6 +1,6 @@
 """Data that the step made, over what they were made of; parameters whose module is never called; steps that differ each time."""
 
-from tests.nan_cases.case import ANY, Case, Expect, Nothing, Truth
+from tests.nan_cases.case import ANY, Case, Expect, Truth
 
 _NET = """
 net = nn.Linear(3, 2)
@@ -36,11 +36,9 @@ for _ in range(3):
         pass
 """.strip()
 _LOOPS = (
-    _loop("loader", "for x, y in loader:", _LOADER),
     _loop("counted_loader", "for i, (x, y) in enumerate(loader):", _LOADER),
     _loop("next_of_a_loader", _NEXT, _LOADER),
     _loop("workers", "for x, y in torch.utils.data.DataLoader(loader.dataset, batch_size=4, num_workers=1):", _LOADER),
-    _loop("two_splits", "for x, y in zip(X.split(4), Y.split(4)):", truth=_LINE),
     _loop("twice", "for x, y in loader:\n    x = x + torch.zeros(4, 1) * torch.rand(4, 1)\n    x = x * 2", _LOADER),
     _loop(
         "bad_from_the_loader",
@@ -48,13 +46,6 @@ _LOOPS = (
         "X[9, 1] = math.nan\nX[6] = 1\n" + _LOADER,
         Expect(kind="nan", phase="data", step=2, rows=(1,), diagnosis="bad_data_row", line=ANY),
         "    x = x * 2 + 1",
-    ),
-    _loop(
-        "nothing_loader",
-        "for x, y in torch.utils.data.DataLoader(loader.dataset, batch_size=4, shuffle=True):",
-        _LOADER,
-        Nothing(steps=3),
-        "    x = x + 0.1 * torch.randn_like(x)\n    x = x / (x.norm(dim=1, keepdim=True) + 1)",
     ),
 )
 
@@ -91,19 +82,6 @@ for x, y in zip(X.split(4), Y.split(4)):
         truth=_LINE,
     ),
     Case(
-        name="rebound_target",
-        setup=_NET + _LOADER.replace("Y", "X.sum(1, keepdim=True)"),
-        cell="""
-for x, y in loader:
-    y = y / y.min()  # <- here
-    loss = F.mse_loss(net(x), y.expand(4, 2))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        truth=Expect(kind=ANY, phase="loss", op="div", module=None, step=1, diagnosis="div_zero"),
-    ),
-    Case(
         name="rebound_dict_made_anew",
         setup=_NET + "rows = [dict(x=X[:4], n=torch.tensor([1, 2, 3, 4])), dict(x=X[:4], n=torch.tensor([1, 2, 0, 4]))]",
         cell="""
@@ -116,19 +94,6 @@ for row in rows:
     opt.step()
 """,
         truth=Expect(kind="inf", phase="loss", op="reciprocal", module=None, step=1, rows=(2,), diagnosis="div_zero"),
-    ),
-    Case(
-        name="rebound_column_of_a_dict",
-        setup=_NET + "rows = [dict(a=X[:4, 0], b=X[4:8, 1].clone(), c=X[8:, 2]) for _ in range(2)]\nrows[1]['b'][1] = math.nan",
-        cell="""
-for row in rows:
-    features = torch.stack([row["a"], row["b"], row["c"]], 1)
-    loss = net(features).pow(2).mean()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        truth=Expect(kind="nan", phase="data", tensor="row['b']", step=1, rows=(1,), diagnosis="bad_data_row", line=ANY),
     ),
     Case(
         name="rebound_module_never_called",

@@ -31,14 +31,6 @@ CASES = (
         setup="y = torch.tensor([[2.0, 1.0], [2.0, 0.0], [1.0, 1.0]])",
     ),
     _loss(
-        "science_clamp_to_the_closed_interval_repairs_nothing",
-        # At the bound itself a clamp lets the gradient through or not, by the version of torch; a minimum always does.
-        "loss = torch.acos(torch.minimum(cosine, torch.ones(3))).mean()",
-        "torch.tensor([[0.5, 0.1], [0.2, 0.3], [1.0, 0.0]])",
-        Expect(kind="inf", phase="backward", op="acos", module=None, rows=(2,), diagnosis="pole"),
-        before="cosine = h[:, 0]",
-    ),
-    _loss(
         "science_hyperbolic_distance_of_a_point_to_itself",
         "loss = torch.acosh(1 + 2 * gap / (1 - h.square().sum(1))).mean()",
         "torch.tensor([[0.1, 0.2], [0.3, 0.1]])",
@@ -65,12 +57,6 @@ CASES = (
         Expect(kind="inf", phase="loss", op="digamma", module=None, rows=(1,), diagnosis="pole"),
     ),
     _loss(
-        "science_lgamma_of_zero_counts",
-        "loss = torch.lgamma(h).sum()",
-        "torch.tensor([[0.0, 2.0], [3.0, 1.0]])",
-        Expect(kind="inf", phase="loss", op="lgamma", module=None, rows=(0,), diagnosis="pole"),
-    ),
-    _loss(
         "science_entropy_function_at_zero",
         "loss = -torch.special.entr(h).sum()",
         "torch.tensor([[0.5, 0.5], [0.3, 0.7], [1.0, 0.0]])",
@@ -82,13 +68,6 @@ CASES = (
         "torch.tensor([[0.5, 0.5], [0.3, 0.7], [1.0, 0.0]])",
         Expect(kind="nan", phase="loss", op="remainder", module=None, rows=(1,), diagnosis=slugs.DIV_ZERO),
         setup="period = torch.tensor([[2.0], [0.0], [1.0]])",
-    ),
-    _loss(
-        "science_log_cosh_overflows",
-        "loss = torch.log(torch.cosh(h - y)).mean()",
-        "torch.tensor([[0.5, 0.5], [95.0, 0.7], [1.0, 0.0]])",
-        Expect(kind="inf", phase="loss", op="cosh", module=None, rows=(1,), diagnosis="exp_overflow"),
-        setup="y = torch.zeros(3, 2)",
     ),
     _loss(
         "science_inverse_square_root_of_nothing",
@@ -155,14 +134,6 @@ CASES = (
         Expect(kind="inf", phase="loss", op="log10", module=None, rows=(1,), diagnosis=slugs.LOG_ZERO),
         before="wave = h.repeat(1, 4) * torch.arange(1.0, 9.0)",
     ),
-    _loss(
-        "science_power_spectrum_to_amplitude_by_hand",
-        "loss = (spectrum.real.square() + spectrum.imag.square()).sqrt().mean()",
-        "torch.tensor([[1.0, 2.0], [1.0, 1.0], [1.0, 1.5]])",
-        # Equal samples: the second bin is exactly 0.
-        Expect(kind="inf", phase="backward", op="sqrt", module=None, rows=(1,), diagnosis=slugs.SQRT_ZERO),
-        before="spectrum = torch.fft.rfft(h)",
-    ),
     Case(
         name="science_phase_of_a_complex_zero",
         setup=_IDENTITY + "    x = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 1.5]])",
@@ -182,13 +153,6 @@ CASES = (
         "torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 0.0]])",
         Expect(kind="inf", phase="loss", op="log", module=None, rows=(2,), diagnosis=slugs.LOG_ZERO),
     ),
-    _loss(
-        "science_beta_density_at_the_border",
-        "loss = -torch.distributions.Beta(1 + h[:, 0].exp(), 1 + h[:, 1].exp()).log_prob(seen).mean()",
-        "torch.tensor([[0.5, 0.5], [0.1, 0.3], [2.0, 0.0]])",
-        Expect(kind="inf", phase="loss", op="xlogy", module=None, diagnosis=slugs.LOG_ZERO),
-        setup="seen = torch.tensor([0.3, 0.5, 0.0])",
-    ),
     Case(
         name="science_all_actions_are_illegal",
         setup=_IDENTITY
@@ -206,48 +170,6 @@ CASES = (
             opt.step()
         """,
         truth=Expect(kind="nan", phase="loss", op="sub", module=None, rows=(1,), diagnosis=slugs.MASKED_ROW),
-    ),
-    _loss(
-        "science_gumbel_softmax_at_temperature_zero",
-        "loss = F.gumbel_softmax(h, tau=0.0).square().sum()",
-        "torch.tensor([[0.5, 0.5], [0.1, 0.3]])",
-        Expect(kind="inf", phase="loss", op="div", module=None, rows=(0, 1), diagnosis=slugs.DIV_ZERO),
-    ),
-    Case(
-        name="science_gumbel_noise_from_a_uniform_zero",
-        setup=_IDENTITY + "    x = torch.tensor([[0.5, 0.5], [0.1, 0.3]])\n    uniform = torch.tensor([[0.5, 1.0], [0.2, 0.7]])",
-        cell="""
-            h = model(x)
-            noise = -torch.log(-torch.log(uniform))  # <- here
-            sample = ((h + noise) / 0.5)
-            loss = (sample - sample.detach().mean()).square().mean()
-            loss.backward()
-            opt.step()
-        """,
-        # log(1) = 0, and the outer log makes -inf of it.
-        truth=Expect(kind="inf", phase="loss", op="log", module=None, rows=(0,), diagnosis=slugs.LOG_ZERO),
-    ),
-    _loss(
-        "science_squashed_gaussian_correction",
-        "loss = torch.log(1 - torch.tanh(h).pow(2)).sum(1).mean()",
-        "torch.tensor([[0.5, 0.5], [0.1, 12.0]])",
-        Expect(kind="inf", phase="loss", op="log", module=None, rows=(1,), diagnosis=slugs.LOG_ZERO),
-    ),
-    _loss(
-        "science_kl_with_an_impossible_class",
-        "loss = F.kl_div(q.log(), target, reduction='batchmean')",
-        "torch.tensor([[0.5, 0.5], [1.0, 0.0]])",
-        # 0 * log 0: born in the logarithm, NaN in the product.
-        Expect(kind="inf", phase="loss", op="log", module=None, rows=(1,), diagnosis=slugs.LOG_ZERO),
-        setup="target = torch.tensor([[0.5, 0.5], [1.0, 0.0]])",
-        before="q = h",
-    ),
-    _loss(
-        "science_bilinear_einsum_overflows",
-        "loss = torch.einsum('bi,ij,bj->b', h, W, h).mean()",
-        "torch.tensor([[0.5, 0.5], [1e20, 1.0]])",
-        Expect(kind="inf", phase="loss", op=frozenset({"bmm", "mm", "mul", "sum"}), module=None),
-        setup="W = torch.eye(2)",
     ),
     _loss(
         "science_floor_division_by_zero",
@@ -279,13 +201,6 @@ CASES = (
         "loss = torch.atanh(h.tanh()).sum()",
         "torch.tensor([[0.5, 0.25], [30.0, 3.0]])",
         Expect(kind="inf", phase="loss", op="atanh", module=None, rows=(1,), diagnosis="pole"),
-    ),
-    _loss(
-        "science_poisson_rate_overflows",
-        "loss = F.poisson_nll_loss(h, counts)",
-        "torch.tensor([[0.5, 0.25], [30.0, 3.0], [200.0, 1.0]])",
-        Expect(kind="inf", phase="loss", op="exp", module=None, rows=(2,), diagnosis="exp_overflow"),
-        setup="counts = torch.ones(3, 2)",
     ),
     _loss(
         "science_qr_of_a_rank_deficient_matrix",

@@ -242,31 +242,6 @@ for epoch in range(2):
 """,
     ),
     Program(
-        "truncated backpropagation through time",
-        """\
-class CharRNN(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb, self.rnn, self.out = nn.Embedding(9, 6), nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 9)
-
-    def forward(self, ids, state):
-        h, state = self.rnn(self.emb(ids), state)
-        return self.out(h), state
-
-model = CharRNN()
-opt = torch.optim.Adam(model.parameters())
-text = torch.randint(9, (3, 25))
-state = None
-for start in range(0, 20, 4):
-    logits, state = model(text[:, start : start + 4], state)
-    state = tuple(s.detach() for s in state)
-    loss = F.cross_entropy(logits.flatten(0, 1), text[:, start + 1 : start + 5].flatten())
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "packed sequences through a bidirectional GRU",
         """\
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -292,25 +267,6 @@ y = (x**3).sum()
 (d2y,) = torch.autograd.grad(dy.sum(), x)
 assert torch.allclose(d2y, 6 * x)
 jacobian = torch.autograd.functional.jacobian(lambda t: t.sin() * t.sum(), torch.randn(3))
-""",
-    ),
-    Program(
-        "a loss computed, and no backward in this cell",
-        """\
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.Adam(model.parameters())
-loss = F.cross_entropy(model(torch.randn(3, 4)), torch.randint(2, (3,)))
-print(loss.item())
-""",
-    ),
-    Program(
-        "one backward to look at gradients, without a step",
-        """\
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.Adam(model.parameters())
-loss = F.cross_entropy(model(torch.randn(3, 4)), torch.randint(2, (3,)))
-loss.backward()
-print({name: p.grad.norm().item() for name, p in model.named_parameters()})
 """,
     ),
     Program(
@@ -424,33 +380,6 @@ for step in range(6):
 """,
     ),
     Program(
-        "DDPG: the actor's loss goes through the critic",
-        """\
-import copy
-
-actor = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1), nn.Tanh())
-critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-actor_t, critic_t = copy.deepcopy(actor), copy.deepcopy(critic)
-opt_a, opt_c = torch.optim.Adam(actor.parameters(), 1e-4), torch.optim.Adam(critic.parameters(), 1e-3)
-for _ in range(4):
-    s, a, r, s2 = torch.randn(6, 3), torch.rand(6, 1), torch.randn(6, 1), torch.randn(6, 3)
-    with torch.no_grad():
-        y = r + 0.99 * critic_t(torch.cat([s2, actor_t(s2)], 1))
-    critic_loss = F.mse_loss(critic(torch.cat([s, a], 1)), y)
-    opt_c.zero_grad()
-    critic_loss.backward()
-    opt_c.step()
-    actor_loss = -critic(torch.cat([s, actor(s)], 1)).mean()
-    opt_a.zero_grad()
-    actor_loss.backward()
-    opt_a.step()
-    with torch.no_grad():
-        for net, net_t in ((actor, actor_t), (critic, critic_t)):
-            for p, pt in zip(net.parameters(), net_t.parameters()):
-                pt.mul_(0.995).add_(p, alpha=0.005)
-""",
-    ),
-    Program(
         "an EMA of the weights, evaluated at the end",
         """\
 import copy
@@ -474,59 +403,6 @@ with torch.no_grad():
 """,
     ),
     Program(
-        "MoCo: a momentum encoder and a queue",
-        """\
-import copy
-
-encoder_q = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-encoder_k = copy.deepcopy(encoder_q)
-for p in encoder_k.parameters():
-    p.requires_grad = False
-queue = F.normalize(torch.randn(4, 32), dim=0)
-ptr = 0
-opt = torch.optim.SGD(encoder_q.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
-for images in torch.randn(4, 8, 6):
-    q = F.normalize(encoder_q(images + 0.1 * torch.randn(8, 6)), dim=1)
-    with torch.no_grad():
-        for pq, pk in zip(encoder_q.parameters(), encoder_k.parameters()):
-            pk.data = pk.data * 0.99 + pq.data * 0.01
-        k = F.normalize(encoder_k(images + 0.1 * torch.randn(8, 6)), dim=1)
-    logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.clone().detach()], 1) / 0.07
-    loss = F.cross_entropy(logits, torch.zeros(8, dtype=torch.long))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    queue[:, ptr : ptr + 8] = k.t()
-    ptr = (ptr + 8) % 32
-""",
-    ),
-    Program(
-        "BYOL: a stopped gradient on the target's side",
-        """\
-import copy
-
-online = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5))
-predictor = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 5))
-target = copy.deepcopy(online)
-opt = torch.optim.Adam([*online.parameters(), *predictor.parameters()])
-
-def loss_fn(p, z):
-    return 2 - 2 * F.cosine_similarity(p, z.detach(), dim=-1).mean()
-
-for x in torch.randn(3, 8, 6):
-    v1, v2 = x + 0.1 * torch.randn_like(x), x + 0.1 * torch.randn_like(x)
-    with torch.no_grad():
-        t1, t2 = target(v1), target(v2)
-    loss = loss_fn(predictor(online(v1)), t2) + loss_fn(predictor(online(v2)), t1)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    with torch.no_grad():
-        for o, t in zip(online.parameters(), target.parameters()):
-            t.lerp_(o, 0.01)
-""",
-    ),
-    Program(
         "SimSiam: the same encoder with and without gradient",
         """\
 f = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5))
@@ -535,30 +411,6 @@ opt = torch.optim.SGD([*f.parameters(), *h.parameters()], lr=0.05)
 for x in torch.randn(3, 8, 6):
     z1, z2 = f(x + 0.1 * torch.randn_like(x)), f(x + 0.1 * torch.randn_like(x))
     loss = -(F.cosine_similarity(h(z1), z2.detach()).mean() + F.cosine_similarity(h(z2), z1.detach()).mean()) / 2
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "a VQ-VAE: straight-through, codebook and commitment losses",
-        """\
-class VQ(nn.Module):
-    def __init__(self, k, d):
-        super().__init__()
-        self.codebook = nn.Embedding(k, d)
-
-    def forward(self, z):
-        index = torch.cdist(z, self.codebook.weight).argmin(1)
-        q = self.codebook(index)
-        loss = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())
-        return z + (q - z).detach(), loss
-
-enc, vq, dec = nn.Linear(8, 3), VQ(6, 3), nn.Linear(3, 8)
-opt = torch.optim.Adam([*enc.parameters(), *vq.parameters(), *dec.parameters()])
-for x in torch.randn(4, 16, 8):
-    q, vq_loss = vq(enc(x))
-    loss = F.mse_loss(dec(q), x) + vq_loss
     opt.zero_grad()
     loss.backward()
     opt.step()
@@ -600,35 +452,6 @@ for update in range(2):
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
             opt.step()
-""",
-    ),
-    Program(
-        "training by stages: the head first, then everything",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-def fit(net, params, lr, steps):
-    opt = torch.optim.Adam(params, lr=lr)
-    for _ in range(steps):
-        loss = F.cross_entropy(net(torch.randn(4, 5)), torch.randint(3, (4,)))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-
-net = Net()
-for p in net.body.parameters():
-    p.requires_grad = False
-fit(net, net.head.parameters(), 1e-2, 3)
-for p in net.body.parameters():
-    p.requires_grad = True
-fit(net, net.parameters(), 1e-3, 3)
 """,
     ),
     Program(
@@ -733,28 +556,6 @@ for x, y in [(torch.randn(4, 6), torch.randint(2, (4,))) for _ in range(3)]:
     opt.step()
 """,
     ),
-    Program(
-        "neural style: an image is optimised",
-        """\
-features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).requires_grad_(False).eval()
-
-def gram(f):
-    f = f.flatten(2)
-    return f @ f.transpose(1, 2) / f.shape[-1]
-
-content, style = torch.rand(1, 3, 10, 10), torch.rand(1, 3, 10, 10)
-image = content.clone().requires_grad_(True)
-opt = torch.optim.Adam([image], lr=0.05)
-for _ in range(4):
-    out = features(image)
-    loss = F.mse_loss(out, features(content)) + 10 * F.mse_loss(gram(out), gram(features(style)))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    with torch.no_grad():
-        image.clamp_(0, 1)
-""",
-    ),
 )
 
 _LOOPS = (
@@ -833,41 +634,6 @@ for step in range(6):
 """,
     ),
     Program(
-        "stochastic depth",
-        """\
-class Block(nn.Module):
-    def __init__(self, d, p):
-        super().__init__()
-        self.f, self.p = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU()), p
-
-    def forward(self, x):
-        if self.training and torch.rand(()) < self.p:
-            return x
-        return x + self.f(x)
-
-model = nn.Sequential(nn.Linear(4, 8), *[Block(8, 0.4) for _ in range(4)], nn.Linear(8, 2))
-opt = torch.optim.AdamW(model.parameters())
-for x, y in [(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(6)]:
-    loss = F.cross_entropy(model(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "parameter groups without decay for biases",
-        """\
-model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-decay = [p for p in model.parameters() if p.ndim > 1]
-plain = [p for p in model.parameters() if p.ndim <= 1]
-opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=1e-3)
-for x, y in [(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(3)]:
-    opt.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    opt.step()
-""",
-    ),
-    Program(
         "SWA with a BatchNorm update at the end",
         """\
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -888,27 +654,6 @@ update_bn([x for x, _ in loader], swa)
 swa.eval()
 with torch.no_grad():
     swa(torch.randn(2, 4))
-""",
-    ),
-    Program(
-        "tied weights of a language model",
-        """\
-class LM(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb, self.rnn, self.out = nn.Embedding(11, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 11, bias=False)
-        self.out.weight = self.emb.weight
-
-    def forward(self, ids):
-        return self.out(self.rnn(self.emb(ids))[0])
-
-lm = LM()
-opt = torch.optim.Adam(lm.parameters())
-for ids in torch.randint(11, (3, 2, 7)):
-    loss = F.cross_entropy(lm(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 """,
     ),
     Program(
@@ -974,21 +719,6 @@ for x in torch.randn(4, 5, 4):
 """,
     ),
     Program(
-        "gradient descent by hand under no_grad",
-        """\
-W1, b1 = torch.randn(8, 4, requires_grad=True), torch.zeros(8, requires_grad=True)
-W2, b2 = torch.randn(1, 8, requires_grad=True), torch.zeros(1, requires_grad=True)
-for x in torch.randn(5, 6, 4):
-    out = F.linear(F.relu(F.linear(x, W1, b1)), W2, b2)
-    loss = (out - x.sum(1, keepdim=True)).pow(2).mean()
-    loss.backward()
-    with torch.no_grad():
-        for p in (W1, b1, W2, b2):
-            p -= 0.01 * p.grad
-            p.grad = None
-""",
-    ),
-    Program(
         "karpathy's way: p.data and grad set to None",
         """\
 C, W = torch.randn(10, 3, requires_grad=True), torch.randn(6, 10, requires_grad=True)
@@ -1001,31 +731,6 @@ for k in range(4):
     loss.backward()
     for p in (C, W):
         p.data += -0.1 * p.grad
-""",
-    ),
-    Program(
-        "a VAE with the reparameterisation trick",
-        """\
-class VAE(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc, self.mu, self.logvar = nn.Linear(8, 12), nn.Linear(12, 3), nn.Linear(12, 3)
-        self.dec = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 8))
-
-    def forward(self, x):
-        h = self.enc(x).relu()
-        mu, logvar = self.mu(h), self.logvar(h)
-        z = mu + torch.randn_like(mu) * (0.5 * logvar).exp()
-        return self.dec(z), mu, logvar
-
-vae = VAE()
-opt = torch.optim.Adam(vae.parameters())
-for x in torch.rand(3, 6, 8):
-    out, mu, logvar = vae(x)
-    loss = F.binary_cross_entropy_with_logits(out, x) - 0.5 * (1 + logvar - mu.pow(2) - logvar.exp()).mean()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 """,
     ),
     Program(
@@ -1147,22 +852,6 @@ with torch.inference_mode():
 """,
     ),
     Program(
-        "attention over the batch on purpose: in-batch negatives",
-        """\
-left, right = nn.Linear(5, 4), nn.Linear(6, 4)
-scale = nn.Parameter(torch.tensor(2.0))
-opt = torch.optim.AdamW([*left.parameters(), *right.parameters(), scale])
-for _ in range(3):
-    a, b = F.normalize(left(torch.randn(6, 5))), F.normalize(right(torch.randn(6, 6)))
-    logits = a @ b.t() * scale.exp()
-    y = torch.arange(6)
-    loss = (F.cross_entropy(logits, y) + F.cross_entropy(logits.t(), y)) / 2
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "domain adaptation with a gradient reversal layer",
         """\
 class Reverse(torch.autograd.Function):
@@ -1187,79 +876,6 @@ for i in range(4):
 """,
     ),
     Program(
-        "distillation: the teacher in eval mode, softened targets",
-        """\
-teacher = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)).eval()
-student = nn.Linear(6, 4)
-opt = torch.optim.Adam(student.parameters())
-for x, y in [(torch.randn(5, 6), torch.randint(4, (5,))) for _ in range(3)]:
-    with torch.no_grad():
-        soft = F.softmax(teacher(x) / 2, -1)
-    out = student(x)
-    loss = F.kl_div(F.log_softmax(out / 2, -1), soft, reduction="batchmean") * 4 + F.cross_entropy(out, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "Monte-Carlo dropout at prediction",
-        """\
-model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
-opt = torch.optim.Adam(model.parameters())
-for x in torch.randn(4, 8, 4):
-    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-model.eval()
-for m in model.modules():
-    if isinstance(m, nn.Dropout):
-        m.train()
-with torch.no_grad():
-    draws = torch.stack([model(torch.ones(2, 4)) for _ in range(5)])
-print(draws.mean(0), draws.std(0))
-""",
-    ),
-    Program(
-        "fine-tuning with BatchNorm frozen in eval mode",
-        """\
-model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2))
-opt = torch.optim.SGD(model.parameters(), lr=0.01)
-for epoch in range(2):
-    model.train()
-    for m in model.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.eval()
-    for x, y in [(torch.randn(3, 3, 6, 6), torch.randint(2, (3,))) for _ in range(2)]:
-        loss = F.cross_entropy(model(x), y)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-""",
-    ),
-    Program(
-        "sharpness-aware minimisation: two backwards a step",
-        """\
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for x, y in [(torch.randn(6, 4), torch.randint(2, (6,))) for _ in range(3)]:
-    F.cross_entropy(model(x), y).backward()
-    with torch.no_grad():
-        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-        moves = [p.grad * 0.05 / norm for p in model.parameters()]
-        for p, e in zip(model.parameters(), moves):
-            p.add_(e)
-    base.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    with torch.no_grad():
-        for p, e in zip(model.parameters(), moves):
-            p.sub_(e)
-    base.step()
-    base.zero_grad()
-""",
-    ),
-    Program(
         "a NeRF-like scene of tensors without modules",
         """\
 grid = torch.nn.Parameter(torch.randn(1, 2, 4, 4, 4) * 0.1)
@@ -1276,21 +892,6 @@ for it in range(4):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""",
-    ),
-    Program(
-        "a network that trains its own learning-rate schedule through a bare except",
-        """\
-model = nn.Linear(3, 1)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for x in [torch.randn(4, 3), torch.randn(4, 2), torch.randn(4, 3), torch.randn(4, 3)]:
-    try:
-        loss = model(x).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-    except RuntimeError:
-        print("skipped a bad batch")
 """,
     ),
 )

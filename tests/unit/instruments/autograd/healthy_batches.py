@@ -28,28 +28,6 @@ for x, y in [(torch.randn(5, 7, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "as many steps as samples",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(4, 6)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        out, _ = self.rnn(x)
-        return self.fc(out[-1])
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "a language model over (steps, batch)",
         """\
 class Net(nn.Module):
@@ -57,30 +35,6 @@ class Net(nn.Module):
         super().__init__()
         self.e = nn.Embedding(11, 6)
         self.rnn = nn.LSTM(6, 6)
-        self.fc = nn.Linear(6, 11)
-
-    def forward(self, x):
-        h, _ = self.rnn(self.e(x))
-        return self.fc(h)
-
-net = Net()
-opt = torch.optim.Adam(net.parameters())
-for x, y in [(torch.randint(11, (5, 4)), torch.randint(11, (5, 4))) for _ in range(3)]:
-    logits = net(x)
-    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "a language model over (batch, steps)",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.e = nn.Embedding(11, 6)
-        self.rnn = nn.LSTM(6, 6, batch_first=True)
         self.fc = nn.Linear(6, 11)
 
     def forward(self, x):
@@ -121,28 +75,6 @@ for x, y in [(torch.randint(11, (6, 4)), torch.randint(11, (6, 4))) for _ in ran
 """,
     ),
     Program(
-        "a transformer with batch_first",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-        self.inp = nn.Linear(4, 8)
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.fc(self.enc(self.inp(x)).mean(1))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "a transformer whose input is permuted",
         """\
 class Net(nn.Module):
@@ -165,26 +97,6 @@ for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "batch norm and dropout in a small CNN",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.s = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 3))
-
-    def forward(self, x):
-        return self.s(x)
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "a graph convolution over all nodes",
         """\
 class Net(nn.Module):
@@ -196,53 +108,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.b(self.A @ torch.relu(self.a(self.A @ x)))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "graph attention over all nodes",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(4, 8)
-        self.b = nn.Linear(8, 3)
-        self.att = nn.Parameter(torch.randn(8))
-
-    def forward(self, x):
-        h = self.a(x)
-        s = (h @ self.att)
-        e = F.leaky_relu(s[:, None] + s[None, :])
-        return self.b(F.softmax(e, dim=1) @ h)
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "one sequence without a batch",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(4, 6)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        out, _ = self.rnn(x)
-        return self.fc(out)
 
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -276,27 +141,6 @@ for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "a transformer over one sequence",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 16), 2)
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.fc(self.enc(x))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "attention over one sequence",
         """\
 class Net(nn.Module):
@@ -311,53 +155,6 @@ class Net(nn.Module):
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "patches are folded into the batch and back",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = nn.Linear(2*9, 3)
-
-    def forward(self, x):
-        B = x.size(0)
-        w = x.view(B, 2, 2, 3, 2, 3).permute(0, 2, 4, 1, 3, 5).reshape(B * 4, 18)
-        return self.c(w).view(B, 4, 3).mean(1)
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "heads split by hand",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q = nn.Linear(8, 24)
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = self.q(x).chunk(3, -1)
-        q, k, v = [t.view(B, T, 2, 4).transpose(1, 2) for t in (q, k, v)]
-        a = F.softmax(q @ k.transpose(-2, -1), -1) @ v
-        return self.fc(a.transpose(1, 2).reshape(B, T, C).mean(1))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 5, 8), torch.randint(3, (7,))) for _ in range(3)]:
     loss = F.cross_entropy(net(x), y)
     opt.zero_grad()
     loss.backward()
@@ -435,76 +232,6 @@ for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "frames of a video folded into the batch",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = nn.Conv2d(3, 4, 3)
-        self.rnn = nn.GRU(4, 6, batch_first=True)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        B, T = x.shape[:2]
-        h = self.c(x.view(B * T, 3, 6, 6)).mean((2, 3)).view(B, T, -1)
-        return self.fc(self.rnn(h)[0][:, -1])
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(4, 5, 3, 6, 6), torch.randint(3, (4,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "a channel shuffle",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.c = nn.Conv2d(4, 4, 1, groups=2)
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x):
-        B, C, H, W = x.shape
-        h = self.c(x).view(B, 2, 2, H, W).transpose(1, 2).reshape(B, C, H, W)
-        return self.fc(h.mean((2, 3)))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4, 6, 6), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "manifold mixup",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(4, 8)
-        self.b = nn.Linear(8, 3)
-
-    def forward(self, x):
-        h = self.a(x)
-        h = 0.7 * h + 0.3 * h[torch.randperm(len(h))]
-        return self.b(h)
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "features standardised over the batch by hand",
         """\
 class Net(nn.Module):
@@ -536,23 +263,6 @@ for _ in range(3):
     x = torch.randn(6, 4)
     a, b = F.normalize(net(x + 0.1 * torch.randn_like(x))), F.normalize(net(x + 0.1 * torch.randn_like(x)))
     loss = F.cross_entropy(a @ b.t() / 0.1, torch.arange(6))
-    opt.zero_grad(); loss.backward(); opt.step()
-""",
-    ),
-    Program(
-        "a contrastive loss inside the model",
-        """\
-class CLIP(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 8), nn.Linear(5, 8)
-    def forward(self, x, t):
-        s = F.normalize(self.a(x)) @ F.normalize(self.b(t)).t()
-        return (F.cross_entropy(s, torch.arange(len(x))) + F.cross_entropy(s.t(), torch.arange(len(x)))) / 2
-net = CLIP()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    loss = net(torch.randn(6, 4), torch.randn(6, 5))
     opt.zero_grad(); loss.backward(); opt.step()
 """,
     ),
@@ -596,20 +306,6 @@ net.train()
 opt = torch.optim.AdamW(net.parameters())
 for _ in range(3):
     loss = net(input_ids=torch.randint(31, (3, 9)), labels=torch.randint(31, (3, 7))).loss
-    opt.zero_grad(); loss.backward(); opt.step()
-""",
-    ),
-    Program(
-        "a mixture of experts",
-        """\
-from transformers import MixtralConfig, MixtralForCausalLM
-sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32)
-net = MixtralForCausalLM(MixtralConfig(vocab_size=31, num_key_value_heads=1, num_local_experts=4, **sizes))
-net.train()
-opt = torch.optim.AdamW(net.parameters())
-for _ in range(3):
-    x = torch.randint(31, (3, 9))
-    loss = net(input_ids=x, labels=x).loss
     opt.zero_grad(); loss.backward(); opt.step()
 """,
     ),
@@ -698,19 +394,6 @@ for x in [torch.rand(16, 9) for _ in range(3)]:
 """,
     ),
     Program(
-        "log-probabilities, and logits of a temperature",
-        """\
-net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.LogSoftmax(dim=1))
-other = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
-opt = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    loss = F.nll_loss(net(x), y) + F.cross_entropy(other(x) / 0.07, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "targets that a mask leaves out, or that lie outside by a little",
         """\
 m, r, a = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 1), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -753,22 +436,6 @@ for count in (3, 40):
         opt.zero_grad()
         loss.backward()
         opt.step()
-""",
-    ),
-    Program(
-        "evaluations on small, large and noisy inputs",
-        """\
-net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for state in (1e-3 * torch.randn(1, 4), 80 * torch.randn(6, 4), 200 * torch.ones(1, 4) + 0.5):
-    net.eval()
-    with torch.no_grad():
-        net(state)
-    net.train()
-    loss = F.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,)))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 """,
     ),
     Program(
@@ -982,36 +649,6 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
 """,
     ),
     Program(
-        "views that split and merge neighbours: patches, heads, windows, groups of channels",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.qkv, self.out = nn.Conv2d(3, 12, 3, padding=1), nn.Linear(48, 144), nn.Linear(48, 48)
-        self.register_buffer("positions", torch.randn(1, 9, 48))
-        self.head = nn.Linear(48, 5)
-
-    def forward(self, x):
-        b, _, h, w = x.shape
-        x = self.conv(x)
-        x = x.view(b, 3, 4, h, w).transpose(1, 2).reshape(b, 12, h, w)
-        x = x.view(b, 12, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 48)
-        x = x + self.positions[:, : x.shape[1]] + self.positions[:, -1]
-        q, k, v = self.qkv(x).view(b, -1, 3, 4, 12).permute(2, 0, 3, 1, 4)
-        a = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        x = self.out(a.transpose(1, 2).reshape(b, -1, 48))
-        return self.head(x.relu()).view(-1, 5)
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(4, 3, 6, 6), torch.randint(5, (36,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "numbers that weigh tensors: of tasks, of a scale, of an average that was meant",
         """\
 net, scale = nn.Linear(5, 3), nn.Parameter(torch.ones(()))
@@ -1114,21 +751,6 @@ for x in [torch.randn(6, 4) for _ in range(3)]:
 for _ in range(3):
     torch.mm(x, cell.weight)
 torch.tanh(outs[-1])
-""",
-    ),
-    Program(
-        "pairs that share one input, and answers to several questions of one picture",
-        """\
-from torch.utils.data import DataLoader, TensorDataset
-pictures = torch.rand(8, 3, 4, 4).repeat_interleave(4, 0)
-others, labels = torch.randn(32, 48), torch.randint(2, (32,))
-net = nn.Sequential(nn.Linear(96, 8), nn.Tanh(), nn.Linear(8, 2))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, other, y in DataLoader(TensorDataset(pictures, others, labels), batch_size=8):
-    loss = F.cross_entropy(net(torch.cat([x.flatten(1), other], 1)), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 """,
     ),
     Program(

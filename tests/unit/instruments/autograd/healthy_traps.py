@@ -86,25 +86,6 @@ for x in torch.randn(4, 6, 4):
 """,
     ),
     Program(
-        "DP-SGD: a backward a sample, gradients clipped and set by hand",
-        """\
-model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for x, y in [(torch.randn(3, 3), torch.randint(2, (3,))) for _ in range(3)]:
-    total = [torch.zeros_like(p) for p in model.parameters()]
-    for xi, yi in zip(x, y):
-        opt.zero_grad()
-        F.cross_entropy(model(xi[None]), yi[None]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for t, p in zip(total, model.parameters()):
-            t.add_(p.grad)
-    opt.zero_grad()
-    for t, p in zip(total, model.parameters()):
-        p.grad = (t + 0.1 * torch.randn_like(t)) / 3
-    opt.step()
-""",
-    ),
-    Program(
         "the discriminator's gradients of the generator's loss are thrown away",
         """\
 G, D = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
@@ -118,23 +99,6 @@ for real in torch.randn(4, 6, 4):
     (F.softplus(D(fake.detach())).mean() + F.softplus(-D(real)).mean()).backward()
     od.step()
     od.zero_grad()
-""",
-    ),
-    Program(
-        "one empty step to please the scheduler",
-        """\
-model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda e: 0.9**e)
-optimizer.zero_grad()
-optimizer.step()
-for epoch in range(3):
-    scheduler.step()
-    for x in torch.randn(2, 4, 3):
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 """,
     ),
     Program(
@@ -155,25 +119,6 @@ for task in range(3):
     with torch.no_grad():
         for p, q in zip(net.parameters(), fast.parameters()):
             p.add_(q - p, alpha=0.1)
-""",
-    ),
-    Program(
-        "a linear probe reads detached features while the network trains",
-        """\
-net, out, probe = nn.Sequential(nn.Linear(5, 8), nn.ReLU()), nn.Linear(8, 1), nn.Linear(8, 3)
-opt = torch.optim.Adam([*net.parameters(), *out.parameters()])
-opt_probe = torch.optim.Adam(probe.parameters())
-for _ in range(3):
-    x, y = torch.randn(6, 5), torch.randint(3, (6,))
-    h = net(x)
-    loss = F.mse_loss(out(h), x.sum(1, keepdim=True))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    probe_loss = F.cross_entropy(probe(h.detach()), y)
-    opt_probe.zero_grad()
-    probe_loss.backward()
-    opt_probe.step()
 """,
     ),
     Program(
@@ -246,36 +191,6 @@ model = Pool()
 opt = torch.optim.Adam(model.parameters())
 for x, y in [(torch.randn(7, 4, 3), torch.randint(2, (4,))) for _ in range(3)]:
     loss = F.cross_entropy(model(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "soft targets from a softmax, and Gumbel samples in the middle",
-        """\
-net, after = nn.Linear(5, 4), nn.Linear(4, 3)
-teacher = nn.Linear(5, 3).requires_grad_(False)
-opt = torch.optim.Adam([*net.parameters(), *after.parameters()])
-for x in torch.randn(3, 6, 5):
-    z = F.gumbel_softmax(net(x), tau=0.7)
-    logits = after(z)
-    loss = F.cross_entropy(logits, teacher(x).softmax(-1))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "probabilities for the metric, logits for the loss",
-        """\
-model = nn.Linear(6, 4)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for x, y in [(torch.randn(5, 6), torch.randint(4, (5,))) for _ in range(3)]:
-    logits = model(x)
-    probabilities = logits.softmax(1)
-    confidence = probabilities.max(1).values.mean().item()
-    loss = F.cross_entropy(logits, y) + F.nll_loss(torch.log(probabilities + 1e-8), y)
     opt.zero_grad()
     loss.backward()
     opt.step()
@@ -455,24 +370,6 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
     opt.step()
     for pt, ps in zip(teacher.parameters(), student.parameters()):
         pt.data.mul_(0.99).add_(ps.data, alpha=0.01)
-""",
-    ),
-    Program(
-        "WGAN clips its weights after the step, through .data",
-        """\
-D, G = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), nn.Linear(2, 3)
-od, og = torch.optim.RMSprop(D.parameters(), lr=5e-5), torch.optim.RMSprop(G.parameters(), lr=5e-5)
-for step in range(6):
-    od.zero_grad()
-    loss_d = D(G(torch.randn(6, 2)).detach()).mean() - D(torch.randn(6, 3)).mean()
-    loss_d.backward()
-    od.step()
-    for p in D.parameters():
-        p.data.clamp_(-0.01, 0.01)
-    if step % 3 == 2:
-        og.zero_grad()
-        (-D(G(torch.randn(6, 2))).mean()).backward()
-        og.step()
 """,
     ),
     Program(

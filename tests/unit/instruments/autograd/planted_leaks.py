@@ -6,31 +6,6 @@ __all__ = ["CASES"]
 
 CASES = (
     Case(
-        name="the last states of two layers are viewed as rows of the batch",
-        kind="scrambled",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.GRU(4, 6, num_layers=2, batch_first=True)
-        self.fc = nn.Linear(12, 3)
-
-    def forward(self, x):
-        _, h = self.rnn(x)
-        return self.fc(h.view(x.size(0), -1))  #> location
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        ops=("view",),
-        edits=(("h.view(x.size(0), -1)", "h.transpose(0, 1).reshape(x.size(0), -1)"),),
-    ),
-    Case(
         name="self-attention takes the batch for the sequence",
         kind="leaking_batch",
         text="""\
