@@ -14,6 +14,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
+from torchdebug_magics.instruments.autograd.errors.upstream import other_losses
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, AutogradReport, Cut, GraphReport, Reach, verdict
 from torchdebug_magics.instruments.autograd.source_readings import (
     cell_files,
@@ -35,8 +36,11 @@ def examine(context: CellContext, *losses: object, every_step: bool = False) -> 
     """A report on the graph of one or more tensors; without any, on the previous cell's error, if autograd raised it."""
     del every_step
     if not losses:
-        raised = None if context.last_error is None else explained(context.last_error)
-        return None if raised is None else verdict(AutogradReport(findings=(raised,), problems=(_WITHOUT_TAPE,)))
+        error = context.last_error
+        raised = None if error is None else explained(error)
+        if error is None or raised is None:
+            return None
+        return verdict(AutogradReport(findings=(raised,), alternatives=other_losses(raised, error), problems=(_WITHOUT_TAPE,)))
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     if len(tensors) < len(losses):
         other = next(loss for loss in losses if not isinstance(loss, torch.Tensor))

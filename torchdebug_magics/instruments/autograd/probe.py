@@ -14,6 +14,7 @@ import torch
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
 from torchdebug_magics.instruments.autograd.errors.explained import explained
+from torchdebug_magics.instruments.autograd.errors.upstream import other_losses
 from torchdebug_magics.instruments.autograd.faults.judged import LASTING, silent_faults, worst_first
 from torchdebug_magics.instruments.autograd.faults.watched import WatchedTraining
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
@@ -54,6 +55,7 @@ class AutogradProbe:
         self._watched = WatchedTraining(self._recorder, self._course, self._guard)
         self._step_starts: list[int] = [0]
         self._error: AutogradFinding | None = None
+        self._other_losses: tuple[AutogradFinding, ...] = ()
         self._silent: list[AutogradFinding] = []
         self._raised = ""
         self._depth = 0
@@ -92,6 +94,7 @@ class AutogradProbe:
         return verdict(
             AutogradReport(
                 findings=findings,
+                alternatives=self._other_losses,
                 steps_count=self._course.steps_count,
                 backward_count=self._course.backward_count,
                 recorded_count=self._course.recorded_count,
@@ -113,6 +116,8 @@ class AutogradProbe:
         tape = self._recorder.settle()
         if error is not None:
             self._error = self._guard.run("explaining the error", explained, error, tape, self._course)
+            if self._error is not None:
+                self._other_losses = self._guard.run("the search for another loss", other_losses, self._error, error) or ()
             self._raised = kind.__name__ if kind is not None and self._error is None else ""
             gc.collect(1)  # Python's handles of graph nodes, which would keep what hangs on them
         self._judge()

@@ -376,7 +376,7 @@ def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[G
     times, batch = last.norm / usual, "" if last.events.batch is None else ", batch {1} of epoch {0}".format(*last.events.batch)
     headline = f"gradient norm spike in step {last.number}{batch}: {times:,.0f}x the usual"
     group = f'[p for group in {history.name}.param_groups for p in group["params"]]'
-    fix = f"clip before `{history.name}.step()`: `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})`"
+    fix = f"clip: call `torch.nn.utils.clip_grad_norm_({group}, max_norm={rounded(2 * usual):g})` before `{history.name}.step()`"
     why = f"the norm is {number(last.norm)}, usually {number(usual)}: inspect the inputs and labels of this batch"
     yield finding(
         history, "exploding_spike", history.last.backward_line, fix, main=largest, step=last.number, value=times, headline=headline, why=why

@@ -13,8 +13,11 @@ import torch
 from torchdebug_magics import catalog
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.watch.report import WatchReport
+from torchdebug_magics.instruments.watch.tried_fixes import tried
+from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import nodes, statement_at, tree_of
-from torchdebug_magics.probing.source.user_code import is_user_code, location, owner
+from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, location, owner
+from torchdebug_magics.probing.state.training_again import TrainingAgain
 from torchdebug_magics.probing.state.worker_error import raised_here
 from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Report
@@ -28,7 +31,11 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
         return None
     after = explained(context)
     if after is not None:
-        return after[1]
+        name, report = after
+        frames = (frame.f_code for frame, _ in traceback.walk_tb(context.last_error.__traceback__))
+        file = next((code.co_filename for code in frames if is_user_code(code) and is_module_code(code)), "")
+        again = TrainingAgain(file, Guard(), context.unshown)
+        return tried(name, report, again, context.progress, steps=0, raised=True)
     return WatchReport(**{"suggestion": "%%torchdebug", **what_ended(context.last_error)})
 
 

@@ -107,6 +107,11 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -
     if run is None or not session.has_ended or not (run.error or run.is_complete):
         return report
     before, after = (sum(other.kind == finding.kind for other in each.findings) for each in (report, session.report))
+    if report.steps_count > steps:  # what is found may lie behind these steps
+        again.run((), steps, written := Session(catalog.instrument(name).probe({}, SCRIPT)))
+        before = sum(other.kind == finding.kind for other in written.report.findings) if written.has_ended else 0
+        if not before:
+            return report
     if not run.error and after < before:
         return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report
     if not run.error or ((as_written := again.run((), steps)) is not None and not as_written.error):
@@ -118,4 +123,4 @@ def _with_finding(report: Any, old: Finding | None, new: Any) -> Any:
     """The report with another finding in the place of its first, or as its only one; the others were to be tried, and are no more."""
     if old is not None and type(old) is type(new) and replace(new, fix_state=old.fix_state, edits=old.edits, has_failed=False) == old:
         return changed(report, lambda part: new if part is old else part)
-    return replace(report, findings=(new,), alternatives=(), sentence=capitalised(new.sentence()))
+    return replace(report, findings=(new, *report.findings[1:]), alternatives=(), sentence=capitalised(new.sentence()))

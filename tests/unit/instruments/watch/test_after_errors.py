@@ -348,3 +348,27 @@ def test_what_another_line_made_is_changed_there(
     assert wanted in "\n".join(fixed.values()), report.fix
     assert report.fix_state == "verified"
     assert result.success
+
+
+BLOBS = """\
+x = torch.randn(120, 2); y = (x[:, 0] > 0).float()
+net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+loss_fn = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+WITHOUT_GRAPH = """\
+for epoch in range(30):
+    logits = net(x)
+    classes = torch.softmax(logits, dim=1).argmax(dim=1).type(torch.float32)
+    loss = loss_fn(classes, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_without_a_graph_is_computed_from_what_has_one(shell: InteractiveShell) -> None:
+    answer = asked(shell, IMPORTS + BLOBS, WITHOUT_GRAPH)
+    assert answer.report.fix_state == "verified", answer.report.fix
+    assert [edit.new for edit in answer.report.edits] == ["loss = loss_fn(logits, y.long())"]
+    assert answer.result.success
