@@ -39,6 +39,32 @@ NORM = """\
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 """
+IN_FORWARD = """\
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+    def forward(self, x):
+        h = torch.relu(nn.Linear(8, 16)(x))  # here
+        return nn.Linear(16, 1)(h)
+model = Net(16)
+for step in range(12):
+    loss = F.mse_loss(model(x), y)
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+"""
+IN_LOOP = """\
+for step in range(12):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)){}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in range({}):
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
 BRANCHES = """\
 class Net(nn.Module):
     def __init__(self):
@@ -318,6 +344,8 @@ FAULTS = {
     "branch_unused": Cell(BRANCHES.format("  # here", "self.head(h)") + loop(MEAN), "autograd"),
     "zeros_returned": Cell(NET.format("torch.zeros(len(x), 1)  # here"), "autograd", raises=True),
     "zeros_like_returned": Cell(NET.format("torch.zeros_like(out)  # here"), "autograd", raises=True),
+    "layers_made_in_forward": Cell(IN_FORWARD, "autograd"),
+    "model_made_in_each_step": Cell(IN_LOOP.format("  # here", 1), "autograd"),
     "schedule_to_zero": Cell(
         loop(MEAN, before="s = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0)  # here\n", after="    s.step()\n", steps=40),
         "gradwatch",
@@ -359,6 +387,7 @@ TWO = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    "one_model_a_fold": IN_LOOP.format("", 10),
     "regression": loop(MEAN, steps=40),
     "classes": loop("F.cross_entropy(model(x), labels)", before=CLASSES, steps=40),
     "accumulation": ACCUMULATES,

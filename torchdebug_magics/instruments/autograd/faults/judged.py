@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
     misfit_losses,
     unlikely_classes,
 )
+from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
@@ -50,14 +51,14 @@ from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Edit, Location
 
 _ORDER: tuple[Kind, ...] = (
-    "no_batches", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term",
+    "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term",
     "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward",
     "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed",
     "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches",
     "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
-    "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "dropped_result",
+    "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "dropped_result",
     "shared_memory", "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches",
     "frozen_in_vain",
 })  # fmt: skip
@@ -407,7 +408,7 @@ def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, moved_axes, one_row_for_all, early_reductions, accidental_broadcast, _shared_memory, nothing_reached, wrong_order,
-    wrong_tensors, frozen_in_vain, missing_gradients,
+    remade_leaves, wrong_tensors, frozen_in_vain, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, unlikely_classes, compared_scores, one_column,
     trained_in_eval_mode, evaluated_in_training_mode,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,

@@ -1,0 +1,90 @@
+"""Parameters that are made anew in each step: what a step teaches them is gone with them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import called, covers, exchanged, expression, loops_around, names_in, nodes, tree_of
+from torchdebug_magics.report import Edit
+
+_FEWEST_PASSES = 3
+_OWN_ARGUMENTS = frozenset({"self", "torch", "nn"})
+
+
+def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Where the leaves at which gradients arrive are drawn between one backward pass and the next, time and again."""
+    passes = [event for event in facts.course.backwards if event.is_recorded and event.ops]
+    if len(passes) < _FEWEST_PASSES:
+        return
+    ops = {op.index: op for op in facts.tape.ops}
+    first_writes: dict[int, RecordedOp] = {}
+    for op in facts.tape.ops:
+        for use in op.writes if op.initializes else ():
+            first_writes.setdefault(use.memory, op)
+    lines: list[set[Line]] = []
+    for before, event in pairwise(passes):
+        read = [use for index in event.ops if index in ops for use in ops[index].reads if use.is_leaf and use.requires_grad]
+        drawn = (first_writes[use.memory] for use in read if use.memory in first_writes)
+        lines.append({line for op in drawn if op.index >= before.index and (line := _maker(op)) is not None})
+    if not lines or not (common := set.intersection(*lines)):
+        return
+    line = min(common, key=lambda line: line.line)
+    edits = _made_in_init(line)
+    made = next((call for call in nodes(ast.Call, statement_at(line.location)) if _makes_module(call)), None)
+    what = ast.unparse(made) if made is not None else line.location.source
+    where = f"each call of `{line.function}`" if line.function == "forward" else "each round of the loop"
+    fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
+    why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
+    yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, fix=fix, edits=edits, explanation=why)
+
+
+def _maker(op: RecordedOp) -> Line | None:
+    """The line of a forward that makes the module, or else the one in a loop; None where it is made once."""
+    for line in op.calls:  # the innermost first
+        if line.function == "forward":
+            return line
+        if line.function != "__init__" and loops_around(tree_of(line.file), line.line):
+            return line
+    return None
+
+
+def _makes_module(call: ast.Call) -> bool:
+    kind = getattr(torch.nn, called(call), None)
+    return isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+
+
+def _made_in_init(line: Line) -> tuple[Edit, ...]:
+    """Each module of torch's that the forward makes as an attribute that the constructor sets; none where its arguments are not there."""
+    tree = tree_of(line.file)
+    kind = next((node for node in reversed([*nodes(ast.ClassDef, tree)]) if covers(node, line.line)), None)
+    functions = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)} if kind is not None else {}
+    forward, constructor = functions.get("forward"), functions.get("__init__")
+    if tree is None or forward is None or constructor is None or line.function != "forward":
+        return ()
+    source = Source(line.location, tree)
+    local = {argument.arg for argument in (*forward.args.args[1:], *forward.args.kwonlyargs)}
+    local |= {node.id for node in nodes(ast.Name, forward) if isinstance(node.ctx, ast.Store)}
+    edits, made = list[Edit](), list[str]()
+    for statement in forward.body:
+        new: dict[str, ast.expr] = {}
+        for call in nodes(ast.Call, statement):
+            if _makes_module(call):
+                name = f"{called(call).lower()}{len(made) + 1}"
+                new[ast.dump(call)] = expression(f"self.{name}")
+                made.append(f"self.{name} = {ast.unparse(call)}")
+                if names_in(call) & local - {argument.arg for argument in constructor.args.args}:
+                    return ()
+        if new:
+            text = ast.unparse(exchanged(statement, lambda node, new=new: new.get(ast.dump(node))))  # type: ignore[misc]
+            edits.append(source.replacing(statement, text))
+    return (*source.merged(edits), source.after(constructor.body[-1], "\n".join(made))) if made else ()
