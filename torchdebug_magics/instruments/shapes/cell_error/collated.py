@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -14,13 +15,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
+from torchdebug_magics.probing.source.syntax import expression, names_in, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.rng import RandomState
+from torchdebug_magics.report import Edit
 
 _SHOWN = 4
 _BOXES = range(4, 8)
@@ -29,6 +33,12 @@ _PICTURE = 3
 """Dimensions."""
 _NAMES = {"torch": torch, "F": functional, "pad_sequence": pad_sequence, "default_collate": default_collate}
 """What the code of a fix speaks of."""
+_IMPORTS = {
+    "torch": "import torch",
+    "F": "import torch.nn.functional as F",
+    "pad_sequence": "from torch.nn.utils.rnn import pad_sequence",
+    "default_collate": "from torch.utils.data import default_collate",
+}
 
 
 def unequal_samples(error: BaseException) -> Failure | None:
@@ -79,10 +89,26 @@ def other_batches(samples: list[Any], part: Part, frames: list[FrameType]) -> li
     """A function of the user's that was made for this, then one that makes this part alone otherwise."""
     own = [value for frame in frames if is_user_code(frame.f_code) for value in frame.f_globals.values() if _collates(value)]
     tried = [(f"collate_fn={collate.__name__}", collate, "of your own") for collate in {id(collate): collate for collate in own}.values()]
-    text, why = _otherwise(part)
-    code = _written(part, samples[0], text)
+    parts = [other for other in _parts((), samples) if len(set(other.shapes)) > 1]
+    code = _written({other.path: (_otherwise(other)[0], _as_tensor(other)) for other in parts}, samples[0])
+    why = _otherwise(part)[1]
     tried.append((f"collate_fn={code}", lambda batch: eval(code, dict(_NAMES))(batch), why))  # noqa: PLW0108, S307 - the code that is shown, which may not compile
-    return [Fix(code=code, verified=True, why=why) for code, run, why in tried if _works(run, samples)]
+    return [Fix(code=code, verified=True, why=why, changes=_in_loader(code, frames)) for code, run, why in tried if _works(run, samples)]
+
+
+def _in_loader(code: str, frames: list[FrameType]) -> tuple[Edit, ...]:
+    """The option in the call that made the loader whose batches the user's line takes; none where no line does, or of another's names."""
+    option = ast.keyword("collate_fn", expression(code.removeprefix("collate_fn=")))
+    for frame in reversed([frame for frame in frames if is_user_code(frame.f_code)]):
+        statement = statement_at(tree_of(frame.f_code.co_filename), frame.f_lineno)
+        names = {**frame.f_globals, **frame.f_locals}
+        for name in sorted(names_in(getattr(statement, "iter", statement))):
+            made = made_as(frame.f_code.co_filename, name, "DataLoader") if isinstance(names.get(name), DataLoader) else []
+            for where, call in made[:1]:
+                imports = [text for word, text in _IMPORTS.items() if word in names_in(option) - names.keys()]
+                edits = exchanging(where, call, ast.Call(call.func, call.args, [*call.keywords, option]))
+                return tuple(replace(edit, new="\n".join([*imports, edit.new])) for edit in edits)
+    return ()
 
 
 def _collates(value: object) -> bool:
@@ -120,23 +146,29 @@ def _otherwise(part: Part) -> tuple[str, str]:
     return "{0}", "kept in a list"
 
 
-def _written(part: Part, sample: Any, text: str) -> str:
-    """A `collate_fn` that makes this of the part, and of the rest what torch makes of it."""
-    as_tensor = "{}" if all(isinstance(value, torch.Tensor) for value in part.values) else "torch.as_tensor({})"
+def _as_tensor(part: Part) -> str:
+    return "{}" if all(isinstance(value, torch.Tensor) for value in part.values) else "torch.as_tensor({})"
+
+
+def _written(texts: Mapping[tuple[Any, ...], tuple[str, str]], sample: Any) -> str:
+    """A `collate_fn` that makes the text of a part of it, and of the rest what torch makes of it."""
 
     def written(value: Any, item: str, path: tuple[Any, ...]) -> str:
-        if not path:
+        if path in texts:
+            text, as_tensor = texts[path]
             own = as_tensor.format(item)
             return text.format("batch" if own == "s" else f"[{own} for s in batch]")
-        key = as_key(path[0])
-        own = written(value[path[0]], f"{item}[{key}]", path[1:])
+        below = {other[len(path)] for other in texts if other[: len(path)] == path and len(other) > len(path)}
+        if not below:
+            return f"default_collate([{item} for s in batch])"
         if isinstance(value, Mapping):
-            rest = f"default_collate([{{k: v for k, v in {item}.items() if k != {key}}} for s in batch])"
-            return f"{{**{rest}, {key}: {own}}}" if len(value) > 1 else f"{{{key}: {own}}}"
-        parts = [own if at == path[0] else f"default_collate([{item}[{at}] for s in batch])" for at in range(len(value))]
-        return f"[{', '.join(parts)}]"
+            own_parts = [f"{as_key(key)}: {written(value[key], f'{item}[{as_key(key)}]', (*path, key))}" for key in value if key in below]
+            unlike = " and ".join(f"k != {as_key(key)}" for key in value if key in below)
+            rest = f"**default_collate([{{k: v for k, v in {item}.items() if {unlike}}} for s in batch])"
+            return f"{{{', '.join([*([rest] if len(value) > len(below) else []), *own_parts])}}}"
+        return f"[{', '.join(written(value[at], f'{item}[{at}]', (*path, at)) for at in range(len(value)))}]"
 
-    return f"lambda batch: {written(sample, 's', part.path)}"
+    return f"lambda batch: {written(sample, 's', ())}"
 
 
 @dataclass(frozen=True)
