@@ -86,7 +86,7 @@ class Finding:
     """The same as code; empty for advice."""
     fix_state: FixState = "advice"
     has_failed: bool = False
-    """Whether a trial showed that the fix as edits is no repair: then there are none."""
+    """Whether a trial showed that the edits do not repair it; they are left out then."""
 
     @property
     def fix_at(self) -> Location | None:

@@ -4,6 +4,38 @@ from tests.unit.instruments.autograd.case import Case
 
 __all__ = ["CASES"]
 
+_REMADE = (
+    Case(
+        name="layers that the forward makes, in a class whose parameters are updated by hand",
+        kind="remade",
+        text="""\
+class Scorer(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, x):
+        h = nn.Linear(5, 7)(x).relu()  #> location
+        return self.scale * nn.Linear(7, 1)(h)
+scorer = Scorer(7)
+for _ in range(5):
+    loss = scorer(torch.randn(9, 5)).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in scorer.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+""",
+        edits=(
+            ("nn.Linear(5, 7)(x)", "self.linear1(x)"),
+            ("nn.Linear(7, 1)(h)", "self.linear2(h)"),
+            (
+                "self.scale = nn.Parameter(torch.ones(()))\n",
+                "self.scale = nn.Parameter(torch.ones(()))\n"
+                "        self.linear1 = nn.Linear(5, 7)\n        self.linear2 = nn.Linear(7, 1)\n",
+            ),
+        ),
+    ),
+)
 _STALE = (
     Case(
         name="gradients are zeroed before the update of a network with BatchNorm",
@@ -1849,4 +1881,4 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
     ),
 )
 
-CASES = _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES
+CASES = _REMADE + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -372,3 +372,27 @@ def test_a_loss_without_a_graph_is_computed_from_what_has_one(shell: Interactive
     assert answer.report.fix_state == "verified", answer.report.fix
     assert [edit.new for edit in answer.report.edits] == ["loss = loss_fn(logits, y.long())"]
     assert answer.result.success
+
+
+KEEPS = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.cache = nn.Linear(4, 4), nn.Linear(4, 1), {start}
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = self.first(x)
+        return self.last(self.cache.tanh())
+net = Net()
+x, y = torch.randn(8, 4), torch.randn(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+
+
+def test_a_value_that_a_module_keeps_is_computed_anew_in_each_step(shell: InteractiveShell) -> None:
+    steps = "for step in range(4):\n    loss = ((net(x) - y) ** 2).mean()\n    optimizer.zero_grad()\n    loss.backward()\n"
+    steps += "    optimizer.step()\n"
+    answer = asked(shell, IMPORTS + KEEPS.format(start="None"), steps)
+    assert (answer.report.fix, answer.report.fix_state) == ("run `net.cache = None` at the start of each step", "verified")
+    assert "`net.cache` keeps the graph of an earlier step" in answer.report.verdict
+    assert answer.result.success

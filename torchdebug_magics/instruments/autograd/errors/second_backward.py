@@ -26,6 +26,7 @@ from torchdebug_magics.probing.source.syntax import (
     bound_names,
     covers,
     enclosing,
+    names_in,
     nodes,
     parsed,
     read_names,
@@ -86,6 +87,8 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         return _carried(raised, [name for name, _ in carried], where, first_backward_at=here, shared_from=where)
     if loop is not None and (made := _made_before(raised, loop)) is not None:
         return made
+    if (kept := _kept_by_module(raised)) is not None:
+        return kept
     before = (statement for statement in simple_statements(tree_of(here.file)) if statement.lineno < here.line)
     calls = [statement.lineno for statement in before if ".backward(" in ast.unparse(statement)]
     earlier = location(here.file, calls[-1], here.function) if calls else None
@@ -124,6 +127,36 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
             first_backward_at=raised.here,
             explanation=f"{why}, and no optimizer trains what it was computed from",
         )
+    return None
+
+
+def _kept_by_module(raised: Raised) -> AutogradFinding | None:
+    """A value that a module keeps from one step of a loop to the next, with the graph of the step that computed it."""
+    passed = {id(node) for node in upstream(root.grad_fn for root in raised.roots)}
+    for frame, place in raised.frames:
+        loop = loop_around(place)
+        names = {} if loop is None else {**frame.f_globals, **frame.f_locals}
+        models = [(name, names[name]) for name in sorted(names_in(loop)) if isinstance(names.get(name), torch.nn.Module)] if loop else []
+        for name, (path, module) in ((name, part) for name, model in models for part in model.named_modules()):
+            kept = {attribute: value for attribute, value in vars(module).items() if not attribute.startswith("_")}
+            for attribute, value in kept.items():
+                if loop is None or not any(id(tensor.grad_fn) in passed for tensor in parts_of_value(value) if tensor.grad_fn is not None):
+                    continue
+                code = ".".join(filter(None, (name, path, attribute)))
+                tree = tree_of(place.file)
+                asked = map(ast.unparse, nodes(ast.Compare, tree_of(type(module).forward.__code__.co_filename)))
+                is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in asked)
+                change = f"{code} = None" if is_cache else f"{code} = {_without_graph(code, value) or f'{code}.detach()'}"
+                source = None if tree is None else Source(place, tree)
+                edits = () if source is None else (source.before(loop.body[0], change),)
+                return raised.finding(
+                    f"`{code}` keeps the graph of an earlier step",
+                    "",
+                    fix=f"run `{change}` at the start of each step",
+                    edits=edits,
+                    tensor=code,
+                    explanation="the backward() of that step has freed its graph",
+                )
     return None
 
 
