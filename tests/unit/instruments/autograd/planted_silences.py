@@ -30,8 +30,10 @@ for _ in range(5):
             ("nn.Linear(7, 1)(h)", "self.linear2(h)"),
             (
                 "self.scale = nn.Parameter(torch.ones(()))\n",
-                "self.scale = nn.Parameter(torch.ones(()))\n"
-                "        self.linear1 = nn.Linear(5, 7)\n        self.linear2 = nn.Linear(7, 1)\n",
+                (
+                    "self.scale = nn.Parameter(torch.ones(()))\n"
+                    "        self.linear1 = nn.Linear(5, 7)\n        self.linear2 = nn.Linear(7, 1)\n"
+                ),
             ),
         ),
     ),
