@@ -25,9 +25,21 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
 from torchdebug_magics.probing.graphs import saved_by, upstream
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.syntax import bound_names, covers, loops_around, method, nodes, parsed, read_names, tree_of
+from torchdebug_magics.probing.source.edited_source import SIMPLE, cells
+from torchdebug_magics.probing.source.syntax import (
+    bound_names,
+    called,
+    covers,
+    exchanged,
+    loops_around,
+    method,
+    nodes,
+    parsed,
+    read_names,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _CHANGED = "modified by an inplace operation"
 _MADE_BY = re.compile(r"which is output \d+ of (\w+)")
@@ -64,20 +76,23 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     if member is None and not is_inside:  # else the user's line only calls the module that writes
         name = next(iter(written_names(statement)), None) or raised.name_of_memory(saved.memory)
     fix = f"move `{code_at(writer.where, statement=statement) or 'the write'}` below the backward pass, or write into a copy (`.clone()`)"
-    where = writer.where
+    where, edits = writer.where, tuple[Edit, ...]()
     if writer.in_optimizer:
         where, fix = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
     elif code := out_of_place(statement, writer.where):
         fix = f"`{code}`"
     elif writer.module_type and writer.name.endswith("_"):
         fix = f"use `{writer.module_type}(inplace=False)` for {f'module `{writer.module}`' if writer.module else 'the module'}"
+        edits = _made_out_of_place(writer.module_type)
     elif writer.module is not None and writer.module_type.startswith("BatchNorm"):
         fix = "run both inputs through the model in one batch, or call `.eval()` for the second forward"
     by = "the optimizer's update" if writer.in_optimizer else f"`{writer.name}`"
     return raised.finding(
         f"{f'`{name}`' if name else f'a {list(saved.shape)} tensor'} was overwritten after `{saver.name}` saved it for backward",
-        fix,
+        "" if edits else fix,
         where,
+        fix=fix,
+        edits=edits,
         op=saver.name,
         saved_at=saver.where,
         writer_op=writer.name,
@@ -229,3 +244,22 @@ def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Complai
         for _, held in saved_by(node):
             if isinstance(held, str) and _CHANGED in held:
                 yield node, Complaint.of(held)
+
+
+def _made_out_of_place(kind: str) -> tuple[Edit, ...]:
+    """The modules of a class that work in place, made without that option, wherever the cells make them."""
+    edits: list[Edit] = []
+    for source in cells():
+        for statement in [node for node in nodes(ast.stmt, source.tree) if isinstance(node, SIMPLE)]:
+            new = exchanged(statement, lambda node: _without_inplace(node) if called(node) == kind else None)
+            if ast.unparse(new) != ast.unparse(statement):
+                edits += source.merged((source.replacing(statement, ast.unparse(new)),))
+    return tuple(edits)
+
+
+def _without_inplace(node: ast.AST) -> ast.Call | None:
+    if not isinstance(node, ast.Call):
+        return None
+    kept = [option for option in node.keywords if option.arg != "inplace"]
+    given = [value for value in node.args if not (isinstance(value, ast.Constant) and value.value is True)]
+    return ast.Call(node.func, given, kept) if (len(kept), len(given)) != (len(node.keywords), len(node.args)) else None

@@ -13,6 +13,7 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
+from torchdebug_magics.instruments.autograd.faults.optimizer_groups import with_group, with_parts
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -96,23 +97,10 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
         if copy := _copy_of_trained(trained, facts.roots, missing):
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
-        edits = _with_parts(facts, type(optimizer).__name__, where, names)
-        yield replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
-
-
-def _with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: tuple[str, ...]) -> tuple[Edit, ...]:
-    """``Adam(net.head.parameters())`` with the other parts of `net` that have these parameters."""
-    parts = dict.fromkeys(name.partition(".")[0] for name in names)
-    for call in nodes(ast.Call, statement_at(where)):
-        match call:
-            case ast.Call(args=[ast.Call(ast.Attribute(ast.Attribute(whole, part), "parameters"), []) as given, *_]) if (
-                called(call) == kind
-            ):
-                roots = [root for root in facts.roots if {part, *parts} <= dict(root.named_children()).keys()]
-                others = [expression(f"{ast.unparse(whole)}.{name}.parameters()") for name in parts]
-                every = ast.List([ast.Starred(each, ast.Load()) for each in (given, *others)], ast.Load())
-                return exchanging(where, given, every) if roots else ()
-    return ()
+        edits = with_parts(facts, type(optimizer).__name__, where, names)
+        missed = replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
+        group = () if edits else with_group(facts, name, where, missing)
+        yield replace(missed, fix=fix, edits=group, fix_state="compiles") if group else missed
 
 
 def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:

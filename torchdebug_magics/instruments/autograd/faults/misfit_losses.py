@@ -23,9 +23,10 @@ _OF_LOGITS = {
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "sigmoid"),
 }
 """(the loss, what it applies itself) by the first op of losses that expect logits."""
-_PASSES_ON = frozenset(
-    "view _unsafe_view transpose permute t squeeze unsqueeze reshape clone slice select alias _to_copy".split()  # noqa: SIM905
-)
+_PASSES_ON = frozenset([
+    "view", "_unsafe_view", "transpose", "permute", "t", "squeeze", "unsqueeze", "reshape", "clone", "slice", "select", "index",
+    "index_select", "masked_select", "alias", "_to_copy",
+])  # fmt: skip
 _NOISE = 0.25
 """Share of the targets' span by which some may lie outside."""
 _LIBRARIES = frozenset({"torch", "F", "functional", "nn"})

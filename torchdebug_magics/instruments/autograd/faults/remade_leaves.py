@@ -32,11 +32,15 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         for use in op.writes if op.initializes else ():
             first_writes.setdefault(use.memory, op)
     lines: list[set[Line]] = []
+    persists = False
     for before, event in pairwise(passes):
         read = [use for index in event.ops if index in ops for use in ops[index].reads if use.is_leaf and use.requires_grad]
+        persists = persists or any(use.memory not in first_writes or first_writes[use.memory].index < before.index for use in read)
         drawn = (first_writes[use.memory] for use in read if use.memory in first_writes)
         lines.append({line for op in drawn if op.index >= before.index and (line := _maker(op)) is not None})
-    if not lines or not (common := set.intersection(*lines)):
+    # Beside what lasts, as images that are trained through random networks, only a forward draws its layers anew by mistake.
+    common = {line for line in set.intersection(*lines) if line.function == "forward" or not persists}
+    if not common:
         return
     line = min(common, key=lambda line: line.line)
     edits = _made_in_init(line)

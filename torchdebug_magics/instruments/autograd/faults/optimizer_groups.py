@@ -1,0 +1,52 @@
+"""The edits that give an optimizer the parameters that it lacks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+import torch
+
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.source_readings import statement_at
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.syntax import called, expression, nodes, tree_of
+from torchdebug_magics.report import Edit, Location
+
+
+def with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: tuple[str, ...]) -> tuple[Edit, ...]:
+    """``Adam(net.head.parameters())`` with the other parts of `net` that have these parameters."""
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
+    for call in nodes(ast.Call, statement_at(where)):
+        match call:
+            case ast.Call(args=[ast.Call(ast.Attribute(ast.Attribute(whole, part), "parameters"), []) as given, *_]) if (
+                called(call) == kind
+            ):
+                roots = [root for root in facts.roots if {part, *parts} <= dict(root.named_children()).keys()]
+                others = [expression(f"{ast.unparse(whole)}.{name}.parameters()") for name in parts]
+                every = ast.List([ast.Starred(each, ast.Load()) for each in (given, *others)], ast.Load())
+                return exchanging(where, given, every) if roots else ()
+    return ()
+
+
+def with_group(facts: TrainingFacts, optimizer: str, where: Location | None, missing: Iterable[torch.nn.Parameter]) -> tuple[Edit, ...]:
+    """The parameters as one more group, below the statement that makes the optimizer; modules that lack all of theirs as a whole."""
+    tree, lacking = None if where is None else tree_of(where.file), set(map(id, missing))
+    codes: list[str] = []
+    for root in facts.roots:
+        variable = variable_of(root)
+        wholes = [path for path, module in root.named_modules() if path and {id(one) for one in module.parameters()} <= lacking]
+        for path, parameter in root.named_parameters() if variable else ():
+            whole = next((each for each in wholes if path.startswith(f"{each}.")), "")
+            if id(parameter) in lacking:
+                codes.append(f"*{variable}{_subscripted(whole)}.parameters()" if whole else f"{variable}{_subscripted(path)}")
+    if where is None or tree is None or not codes or (made := Source(where, tree)).statement is None:
+        return ()
+    group = f"{optimizer}.add_param_group({{'params': [{', '.join(dict.fromkeys(codes))}]}})"
+    return made.merged((made.after(made.statement, group),))
+
+
+def _subscripted(path: str) -> str:
+    """``[0].weight`` for ``0.weight``."""
+    return "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
