@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import SCRIPT
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
-from torchdebug_magics.report import Finding, Report, changed
+from torchdebug_magics.report import Edit, Finding, Report, changed
 from torchdebug_magics.session import Session
 
 _STEPS, _STEPS_OF_A_RATE, _STEPS_TO_AN_ERROR = 150, 60, 20
@@ -106,17 +106,26 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -
     run = again.run(finding.edits, steps, watched)
     if run is None or not session.has_ended or not (run.error or run.is_complete):
         return report
-    before, after = (sum(other.kind == finding.kind for other in each.findings) for each in (report, session.report))
     if report.steps_count > steps:  # what is found may lie behind these steps
         again.run((), steps, written := Session(catalog.instrument(name).probe({}, SCRIPT)))
-        before = sum(other.kind == finding.kind for other in written.report.findings) if written.has_ended else 0
-        if not before:
+        if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
-    if not run.error and after < before:
+    is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
+    if not run.error and not is_found:
         return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report
     if not run.error or ((as_written := again.run((), steps)) is not None and not as_written.error):
         return _with_finding(report, finding, replace(finding, edits=(), fix_state="advice", has_failed=True))
     return report
+
+
+def _is_same(finding: Any, other: Any, edits: Sequence[Edit]) -> bool:
+    """Whether a finding of a run with the edits is the same fault: of its kind, at its line, which the edits may have moved."""
+    before, after = finding.location, other.location
+    if other.kind != finding.kind or before is None or after is None:
+        return bool(other.kind == finding.kind)
+    above = [edit for edit in edits if edit.file == before.file and edit.line <= before.line]
+    moved = sum(len(edit.new.split("\n")) - len(edit.old.split("\n") if edit.old else []) for edit in above)
+    return after.file == before.file and after.line in {before.line, before.line + moved}
 
 
 def _with_finding(report: Any, old: Finding | None, new: Any) -> Any:

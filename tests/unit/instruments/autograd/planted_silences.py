@@ -38,6 +38,23 @@ for _ in range(5):
         ),
     ),
 )
+_SUMS = (
+    Case(
+        name="a parabola that is fitted by hand, with gradients that add up",
+        kind="never_zeroed",
+        text="""\
+abc = torch.tensor([1.1, 1.1, 1.1], requires_grad=True)
+time = torch.arange(20) / 20
+speed = 3 * time * time - 2 * time + 1
+for step in range(6):
+    predicted = abc[0] * time ** 2 + abc[1] * time + abc[2]
+    loss = (predicted - speed).square().mean()
+    loss.backward()  #> location
+    abc.data -= 0.1 * abc.grad
+""",
+        edits=(("    loss.backward()", "    abc.grad = None\n    loss.backward()"),),
+    ),
+)
 _STALE = (
     Case(
         name="gradients are zeroed before the update of a network with BatchNorm",
@@ -1883,4 +1900,4 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
     ),
 )
 
-CASES = _REMADE + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES
+CASES = _REMADE + _SUMS + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 
+import torch
+
 from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.autograd.faults.frozen_parts import call_line, frozen_in_vain, frozen_statistics
 from torchdebug_magics.instruments.autograd.faults.left_out import (
@@ -43,6 +45,7 @@ from torchdebug_magics.instruments.autograd.graph_recorder import Numbers, RootC
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
+from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.syntax import Loop, blocks, last_name, nodes, tree_of
@@ -125,7 +128,7 @@ def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Updates that are missing, or that come before the gradients; gradients zeroed too early, or never."""
-    yield from list(_never_stepped(facts))[:1] or list(_only_added_up(facts))
+    yield from list(_never_stepped(facts))[:1] or list(_updated_by_sums(facts)) or list(_only_added_up(facts))
     events = facts.course.events
     for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
         places = [place for place, one in enumerate(events) if isinstance(one, OptimizerStep) and one.is_recorded and one.optimizer == key]
@@ -253,6 +256,35 @@ def _never_stepped(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield finding(
                 "never_stepped", headline, reached[0].where, f"add `{name}.step()` after `{code_at(reached[0].where, 'backward')}`"
             )
+
+
+def _updated_by_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Tensors that the user's code updates by their gradients, each time by the sum of all so far."""
+    passes = [backward for backward in facts.course.backwards if backward.is_recorded and backward.leaves]
+    ops = {op.index: op for op in facts.tape.ops}
+    for earlier, later in pairwise(passes):
+        kept = later.left_over & earlier.leaves
+        read = (use for index in later.ops if index in ops for use in ops[index].reads)
+        memory = {use.memory for use in read if use.tensor in kept}
+        between = [op for op in facts.tape.ops if earlier.index <= op.index < later.index and not (op.in_backward or op.in_optimizer)]
+        if earlier.line is not later.line or not any(use.memory in memory for op in between for use in op.writes):
+            continue
+        tensor = next((tensor for tensor in live(torch.Tensor) if id(tensor) in kept), None)
+        name = None if tensor is None else facts.names.get(id(tensor)) or variable_of(tensor)
+        where, tree = later.where, None if later.where is None else tree_of(later.where.file)
+        source = None if where is None or tree is None else Source(where, tree)
+        is_variable = name is not None and name.isidentifier() and source is not None and source.statement is not None
+        new = f"{name}.grad = None"
+        yield finding(
+            "never_zeroed",
+            f"the gradient of {f'`{name}`' if name else 'a tensor'} is never zeroed",
+            where,
+            f"run `{new if is_variable else 'tensor.grad = None'}` before `{code_at(where, 'backward')}`",
+            fix=f"run `{new if is_variable else 'tensor.grad = None'}` before `{code_at(where, 'backward')}`",
+            edits=(source.before(source.statement, new),) if is_variable and source is not None and source.statement is not None else (),
+            explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
+        )
+        return
 
 
 def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:

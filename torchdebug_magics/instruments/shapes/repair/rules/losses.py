@@ -298,6 +298,13 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
         known = f"torch.tensor({levels.tolist()}, device={{0}}.device)"
         text = "({0} > 0).long()" if classes == _TWO and not int(levels[0]) else f"torch.searchsorted({known}, {{0}})"
         edits += on_operand(facts, 1, as_written(text), rank=2, why="a number from 0 on for each value")
-    if wrong == classes and int(kept.min()) >= 1:
-        edits += on_operand(facts, 1, as_written("{0} - 1"), rank=12, why="classes starting at 0")
+    lowest = int(kept.min())
+    if (wrong == classes and lowest >= 1) or (lowest < 0 and int(kept.max()) - lowest < classes):
+        edits += on_operand(
+            facts,
+            1,
+            as_written(f"{{0}} {'-' if lowest > 0 else '+'} {abs(lowest) if lowest < 0 else 1}"),
+            rank=12,
+            why="classes starting at 0",
+        )
     return Diagnosis(sentence, tuple(edits), scores)
