@@ -19,7 +19,8 @@ from torchdebug_magics.session import Session
 
 _STEPS, _STEPS_OF_A_RATE, _STEPS_TO_AN_ERROR = 150, 60, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
-_FEW = 8
+_FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
+"""Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
 _LOWER, _FALLEN = 0.8, 0.9
 """What a change must leave of the loss that the training as written comes to, and of the loss that it begins with."""
 
@@ -55,8 +56,10 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
     if (as_written := again.run((), steps)) is None or not as_written.error:
         return report
     for candidate in candidates:
-        run = again.run(candidate.edits, steps)
-        if run is not None and run.is_complete and not run.error and all(map(math.isfinite, run.losses)):
+        session: Session[Any] = Session(catalog.instrument("autograd").probe({}, SCRIPT))
+        run = again.run(candidate.edits, steps, session)
+        is_done = run is not None and run.is_complete and not run.error and all(map(math.isfinite, run.losses))
+        if is_done and session.has_ended and not session.report.found:
             return _with_finding(report, finding, replace(candidate, fix_state="verified"))
     return report
 
@@ -64,7 +67,7 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
 def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
     """The report with the alternative as its finding that lets the loss fall furthest, if any does."""
     as_written = again.run((), steps)
-    if as_written is None or as_written.error or len(as_written.losses) < _FEW:
+    if as_written is None or as_written.error or len(as_written.losses) < _FEW or not _is_like(as_written, report):
         return report
     helpful: list[tuple[float, Any, Run]] = []
     for finding in report.alternatives:
@@ -80,6 +83,17 @@ def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
     why += f"{number(_last(run.losses))}; as written, to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
     return replace(_with_finding(report, report.finding, finding), doubts=())
+
+
+def _is_like(as_written: Run, report: Any) -> bool:
+    """Whether the run as written goes as the cell did: a model that was trained, or otherwise prepared, before the cell goes otherwise."""
+    own = [math.nan if loss is None else loss for loss in report.losses][: max(1, len(as_written.losses) // report.steps_per_value)]
+    first, last = own[0], _last(own)
+    if abs(as_written.losses[0] - first) > _AS_FIRST * abs(first):
+        return False
+    if not last <= first:  # it diverges, or is thrown about
+        return not _last(as_written.losses) < _FALLEN * as_written.losses[0]
+    return abs(_last(as_written.losses) - last) <= _AS_LAST * abs(last)
 
 
 def _helps(run: Run, as_written: Run) -> bool:
@@ -104,7 +118,8 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -
     session: Session[Any] = Session(catalog.instrument(name).probe({}, SCRIPT))
     watched: AbstractContextManager[object] = session
     run = again.run(finding.edits, steps, watched)
-    if run is None or not session.has_ended or not (run.error or run.is_complete):
+    is_done = run is not None and (run.error or (run.is_complete and len(run.losses) >= min(steps, report.steps_count)))
+    if run is None or not session.has_ended or not is_done:
         return report
     if report.steps_count > steps:  # what is found may lie behind these steps
         again.run((), steps, written := Session(catalog.instrument(name).probe({}, SCRIPT)))

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from torchdebug_magics.probing.safety import Guard
@@ -77,6 +78,18 @@ def _items(values: list[Any]) -> Setting:
     return Setting(lambda: list(values), lambda items: values.__setitem__(slice(None), items))
 
 
+def _figures() -> dict[Any, Any]:
+    """Of pyplot, by their numbers."""
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    return {} if helpers is None else dict(helpers.Gcf.figs)
+
+
+def _set_figures(before: dict[Any, Any]) -> None:
+    helpers: Any = sys.modules["matplotlib._pylab_helpers"]
+    helpers.Gcf.figs.clear()
+    helpers.Gcf.figs.update(before)
+
+
 SETTINGS: Mapping[str, Setting] = {
     "the standard streams": Setting(lambda: (sys.stdout, sys.stderr), _set_streams),
     "the working folder": Setting(os.getcwd, os.chdir, "os.chdir({!r})"),
@@ -96,6 +109,9 @@ SETTINGS: Mapping[str, Setting] = {
     "the path of imports": _items(sys.path),
     "the arguments": _items(sys.argv),
     "the callbacks of gc": _items(gc.callbacks),
+    "the collection of cycles": Setting(gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable()),
+    "NumPy's handling of errors": Setting(np.geterr, lambda before: np.seterr(**before)),
+    "pyplot's figures": Setting(_figures, _set_figures),
 }
 
 

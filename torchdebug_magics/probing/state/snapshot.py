@@ -79,6 +79,11 @@ class Snapshot:
         self._random = None if bound.plain else RandomState.take()
         self._settings = None if bound.plain else ProcessSettings()
 
+    @property
+    def count(self) -> int:
+        """How many objects were met."""
+        return len(self._held)
+
     def of_kind(self, kind: type[T]) -> list[T]:
         """What was met of a type."""
         return [value for (value, _), known in zip(self._held, self._kinds, strict=True) if issubclass(known, kind)]
@@ -136,16 +141,22 @@ class KeptState:
         for tensor in (*(tensor for tensor in tensors if id(tensor) in trained), *(leaf.gradient for leaf in self._kept.gradients)):
             if tensor is not None:
                 contents.keep(tensor)
-        room_bytes = _DATA_BYTES
+        room_bytes, self._is_cut = _DATA_BYTES, False
         for tensor in sorted((tensor for tensor in tensors if id(tensor) not in trained), key=_size_bytes):
             room_bytes -= _size_bytes(tensor)
             if room_bytes < 0:
+                self._is_cut = True
                 break
             guard.run("keeping a tensor", contents.keep, tensor)
 
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """What is reachable of a type."""
         return self._kept.of_kind(kind)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there was room for all that is reachable."""
+        return self._kept.count < _ALL_AND_MORE.objects and not self._is_cut
 
     def put_back(self) -> None:
         """Make all of it as it was. May be done again, also where an interrupt has ended the first time."""

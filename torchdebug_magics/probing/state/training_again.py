@@ -28,6 +28,7 @@ from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
 from torchdebug_magics.probing.source.edited_source import Source, cells
 from torchdebug_magics.probing.source.syntax import bound_names, method, nodes, parsed, read_names, root_of
 from torchdebug_magics.probing.state.attributes import Names
+from torchdebug_magics.probing.state.read_once import is_read_once, reaches_beyond
 from torchdebug_magics.probing.state.snapshot import KeptState
 from torchdebug_magics.probing.state.what_follows import EnoughError, budgeted
 from torchdebug_magics.probing.tensors import tensors_in
@@ -35,6 +36,8 @@ from torchdebug_magics.report import Edit
 
 _MOST_S, _ALL_S = 12.0, 36.0
 """Of one run, and of all: a net for slow trainings. A run that it ends counts as far as it came."""
+_MOST_KEEPING_S = 2.0
+"""Of looking at all that the names reach, which is put back after each run."""
 _MOST_BYTES = 256 << 20
 """Of the models and optimizers, which are copied and made several times."""
 _TRAINED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
@@ -71,19 +74,32 @@ class TrainingAgain:
     @property
     def can_run(self) -> bool:
         """Whether it may be run: in one process, with models of which there is room for copies."""
+        if self._cell is None or this_rank.world_size() > 1 or not self._is_repeatable():
+            return False
         trained = [value for value in list(self._space.values()) if isinstance(value, _TRAINED[:2])]
         tensors = {id(tensor): tensor for value in trained for tensor in tensors_in([_tensors_of(value)])}
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return self._cell is not None and this_rank.world_size() == 1 and size_bytes <= _MOST_BYTES
+        return size_bytes <= _MOST_BYTES
+
+    def _is_repeatable(self) -> bool:
+        """Whether neither the cell nor the functions and classes of any cell do what cannot be done twice."""
+        assert self._cell is not None
+        own = [statement for statement in self._cell.tree.body if not _is_magic(statement)]
+        code = [*own, *(node for cell in cells() for node in nodes((ast.FunctionDef, ast.ClassDef), cell.tree))]
+        read = {node.id for node in nodes(ast.Name, *code)} - {"get_ipython", "In", "Out"}
+        return bool(own) and not reaches_beyond(self._space, *code) and not is_read_once(self._space.get(name) for name in read)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Inside, `run` may be called. Raises `Irrevocable` where what the cell does cannot be undone."""
         assert self._cell is not None
-        self._before = dict(self._space)
+        self._before, begin_s = dict(self._space), time.monotonic()
         visible = frozenset(name for name in self._space if not _OF_IPYTHON.fullmatch(name))
         effects = Effects(self._guard, self._space, self._cell.tree, sentence="{} cannot be undone")
         self._kept = KeptState([Names(self._space, visible)], self._guard, effects)
+        self._left_s -= time.monotonic() - begin_s
+        if not self._kept.is_whole or _ALL_S - self._left_s > _MOST_KEEPING_S:
+            self._left_s = 0.0  # each trial would take as long to put things back
         try:
             with effects.trial():
                 yield
@@ -131,8 +147,8 @@ class TrainingAgain:
                 except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
                     result.error = error_line(error)
         finally:
-            self._left_s -= time.monotonic() - begin_s
             self._put_back()
+            self._left_s -= time.monotonic() - begin_s
         return result if is_in_cell else None
 
     def _program(self, edits: Sequence[Edit]) -> list[tuple[str, list[ast.stmt], bool]] | None:

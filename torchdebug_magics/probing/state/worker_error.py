@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
+from torchdebug_magics.probing.state.read_once import is_read_once
 from torchdebug_magics.probing.state.snapshot import KeptState
 
 _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process \d+\.\nOriginal Traceback")
@@ -27,7 +28,7 @@ def raised_here(error: BaseException) -> Exception | None:
     caught = _CAUGHT.match(str(error))
     frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     iterator: Any = next((value for value in frames if isinstance(value, _MultiProcessingDataLoaderIter)), None)
-    if caught is None or iterator is None:
+    if caught is None or iterator is None or is_read_once([iterator._dataset, iterator._collate_fn]):
         return None
     guard = Guard()
     roots = iterator._dataset, iterator._collate_fn, iterator._index_sampler

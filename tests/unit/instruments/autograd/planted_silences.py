@@ -38,6 +38,31 @@ for _ in range(5):
         ),
     ),
 )
+_LACKING = (
+    Case(
+        name="groups of weights and biases, without the weight that a module holds itself",
+        kind="not_in_optimizer",
+        text="""\
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.ones(2))
+        self.left, self.right = nn.Linear(4, 6), nn.Linear(4, 6)
+    def forward(self, x):
+        return self.mix[0] * self.left(x) + self.mix[1] * self.right(x)
+fused = nn.Sequential(Fused(), nn.ReLU(), nn.Linear(6, 1))
+weights = [module.weight for module in fused.modules() if hasattr(module, "weight")]
+biases = [module.bias for module in fused.modules() if hasattr(module, "bias")]
+sgd = torch.optim.SGD([{"params": weights, "weight_decay": 1e-4}, {"params": biases}], lr=0.1)  #> location
+for _ in range(4):
+    loss = (fused(torch.randn(8, 4)) - 1).square().mean()
+    sgd.zero_grad()
+    loss.backward()
+    sgd.step()
+""",
+        edits=(("lr=0.1)  #> location\n", "lr=0.1)  #> location\nsgd.add_param_group({'params': [fused[0].mix]})\n"),),
+    ),
+)
 _SUMS = (
     Case(
         name="a parabola that is fitted by hand, with gradients that add up",
@@ -1900,4 +1925,4 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
     ),
 )
 
-CASES = _REMADE + _SUMS + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES
+CASES = _REMADE + _LACKING + _SUMS + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -181,3 +181,39 @@ def test_an_interrupted_trial_leaves_the_report_and_the_training(shell: Interact
     assert "does not fall" in report.verdict
     after = shell.user_ns["net"].state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+UNREPEATABLE = {
+    "an iterator": ("batches = iter([(x, y)] * 500)", "next(batches)"),
+    "a queue": ("import queue\nq = queue.Queue()\nfor n in range(80): q.put(n)", "q.get()"),
+    "a thread": ("import threading", "threading.Thread(target=len, args=('a',)).start()"),
+    "an attribute of a module": ("", "F.never_heard_of = 1"),
+    "a bare except": ("", "try: int('a')\n        except: pass"),
+}
+
+
+@pytest.mark.parametrize("name", UNREPEATABLE)
+def test_what_can_be_done_once_only_is_not_done_again(shell: InteractiveShell, name: str) -> None:
+    before, inside = UNREPEATABLE[name]
+    loop = LOOP.replace("        optimizer.zero_grad()", f"        {inside}\n        optimizer.zero_grad()")
+    report = watched(shell, f"{SETUP}{before}\n", MODEL.format(optimizer="torch.optim.SGD(net.parameters(), 1e-7)"), loop)
+    assert "too low" not in report.verdict, report.verdict
+    assert "does not fall" in report.verdict
+
+
+def test_a_model_that_was_trained_before_is_not_judged_by_a_fresh_one(shell: InteractiveShell) -> None:
+    trained = MODEL.format(optimizer="torch.optim.Adam(net.parameters(), 1e-2)") + LOOP.replace("range(10)", "range(60)")
+    tuned = "optimizer = torch.optim.Adam(net.parameters(), 1e-6)\n" + LOOP
+    report = watched(shell, SETUP.replace("keepdim=True)", "keepdim=True) + torch.randn(256, 1)"), trained, tuned)
+    assert "learning rate" not in report.verdict, report.verdict
+
+
+def test_pyplot_has_no_figure_more_after_a_trial(shell: InteractiveShell) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.close("all")
+    draws = LOOP.replace("        optimizer.step()", "        optimizer.step()\n    plt.figure()")
+    optimizer = "torch.optim.SGD(net.parameters(), 1e-7)"
+    report = watched(shell, SETUP + "import matplotlib.pyplot as plt", MODEL.format(optimizer=optimizer), draws)
+    assert report.fix_state == "verified", report.verdict
+    assert len(plt.get_fignums()) == 10
+    plt.close("all")

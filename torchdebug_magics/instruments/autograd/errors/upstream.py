@@ -14,7 +14,17 @@ import torch
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source
-from torchdebug_magics.probing.source.syntax import bound_names, exchanged, expression, lists_around, names_in, nodes, read_names, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    bound_names,
+    exchanged,
+    expression,
+    lists_around,
+    method,
+    names_in,
+    nodes,
+    read_names,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import is_user_code, local_values, location
 
 _MOST = 12
@@ -32,8 +42,9 @@ def _of_frame(finding: AutogradFinding, frame: FrameType, line: int) -> Iterator
     file = frame.f_code.co_filename
     tree, around = tree_of(file), lists_around(tree_of(file), (line, -1, line, -1))
     before = [statement for block, place in reversed(around) for statement in block[:place]]
-    failing = around[0][0][around[0][1]] if around else None
-    called = next((node.func.value for node in nodes(ast.Call, failing) if isinstance(node.func, ast.Attribute)), None)
+    here = [statement for statement in around[0][0][around[0][1] :] if statement.lineno == line] if around else []
+    passes = [node for node in nodes(ast.Call, *here) if method(node) == "backward"]
+    called = next((node.func.value for node in passes if isinstance(node.func, ast.Attribute)), None)
     name = called.id if isinstance(called, ast.Name) else ""
     made = next((each for each in reversed(before) if isinstance(each, ast.Assign) and bound_names(each) == {name}), None)
     if tree is None or made is None or not isinstance(made.value, ast.Call):
