@@ -59,7 +59,8 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
         session: Session[Any] = Session(catalog.instrument("autograd").probe({}, SCRIPT))
         run = again.run(candidate.edits, steps, session)
         is_done = run is not None and run.is_complete and not run.error and all(map(math.isfinite, run.losses))
-        if is_done and session.has_ended and not session.report.found:
+        is_sound = session.has_ended and all(other.is_hint for other in session.report.findings)
+        if is_done and is_sound:
             return _with_finding(report, finding, replace(candidate, fix_state="verified"))
     return report
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
 from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
 from torchdebug_magics.probing.source.edited_source import Source, cells
-from torchdebug_magics.probing.source.syntax import bound_names, method, nodes, parsed, read_names, root_of
+from torchdebug_magics.probing.source.syntax import bound_names, called, method, nodes, parsed, read_names, root_of
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.read_once import is_read_once, reaches_beyond
 from torchdebug_magics.probing.state.snapshot import KeptState
-from torchdebug_magics.probing.state.what_follows import EnoughError, budgeted
+from torchdebug_magics.probing.state.what_follows import EnoughError
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit
 
@@ -130,7 +131,7 @@ class TrainingAgain:
                 raise EnoughError(is_late=False)
 
         try:
-            with ExitStack() as stack, quiet(), self._unshown(), eager(), budgeted(until_s, math.inf):
+            with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s):
                 stack.enter_context(watched or nullcontext())
                 self._hooks.autograd_calls(stack, "backward", differentiated)
                 self._hooks.optimizer_steps(stack, lambda *_: None, updated)
@@ -184,7 +185,7 @@ class TrainingAgain:
         if isinstance(statement, (ast.For, ast.While)):  # a training of its own, or one that prepares data
             return is_edited
         follows = bool(read & trained) and any(_holds_trained(value) for value in values)
-        fills = isinstance(statement, ast.Expr) and not made and _changes(statement, trained)
+        fills = isinstance(statement, ast.Expr) and not made and (_changes(statement, trained) or _seeds(statement))
         if is_edited or (read & edited and made):
             edited |= made
         elif not (makes_trained or follows or fills):
@@ -216,6 +217,22 @@ def _without_overwritten(program: list[tuple[str, list[ast.stmt], bool]]) -> lis
     return kept
 
 
+@contextmanager
+def _limited(until_s: float) -> Iterator[None]:
+    """Ends what goes on for too long at its next call of a Python function."""
+    before = sys.gettrace()
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> None:
+        if time.monotonic() > until_s:
+            raise EnoughError(is_late=True)
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def _tensors_of(value: Any) -> list[Any]:
     if isinstance(value, torch.nn.Module):
         return [*value.parameters(), *value.buffers()]
@@ -242,6 +259,11 @@ def _is_leaf(value: object) -> bool:
 
 def _holds_trained(value: object) -> bool:
     return isinstance(value, _TRAINED) or any(tensor.requires_grad for tensor in tensors_in([value]))
+
+
+def _seeds(statement: ast.Expr) -> bool:
+    """Whether it is a call such as ``torch.manual_seed(0)``, from which models are drawn."""
+    return "seed" in called(statement.value)
 
 
 def _changes(statement: ast.Expr, trained: set[str]) -> bool:

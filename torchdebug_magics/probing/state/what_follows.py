@@ -153,12 +153,12 @@ class FailedBlock:
             code = self._compiled(body)
             if self._function is None:
                 space.update(given)
-                with quiet(), budgeted(until_s):
+                with quiet(), _budgeted(until_s):
                     exec(code, space)  # noqa: S102 - the user's own statements, at their place
             else:
                 exec(code, space)  # noqa: S102 - as above; it only defines the function
                 function = space[_OWN[0]]
-                with quiet(), budgeted(until_s):
+                with quiet(), _budgeted(until_s):
                     function(**{name: value for name, value in self.names.items() if name.isidentifier()}, **given)
         except (Irrevocable, KeyboardInterrupt):
             raise
@@ -206,7 +206,7 @@ def frozen(value: Any) -> Any:
 
 
 @contextmanager
-def budgeted(until_s: float, most_calls: float = _BUDGET) -> Iterator[None]:
+def _budgeted(until_s: float) -> Iterator[None]:
     """Ends the run when it has used up its budget, which is one of calls and lines: how far it comes does not depend on the machine.
 
     What is imported on the way is not counted.
@@ -225,7 +225,7 @@ def budgeted(until_s: float, most_calls: float = _BUDGET) -> Iterator[None]:
         is_own = is_user_code(frame.f_code)
         used += 0 if imports else _PER_LINE if is_own else 1
         is_late = not imports and time.monotonic() > until_s
-        if used > most_calls or is_late:
+        if used > _BUDGET or is_late:
             raise EnoughError(is_late=is_late)
         return trace if is_own else None
 
