@@ -32,7 +32,10 @@ def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[s
     """
     finding, alternatives = report.main_finding(), getattr(report, "alternatives", ())
     is_open = finding is not None and bool(finding.edits) and finding.fix_state == "compiles"
-    if not (alternatives or is_open) or not again.can_run:
+    runs_code = finding is not None and any(
+        "weights_only=False" in edit.new for edit in finding.edits
+    )  # the user must trust the file first
+    if not (alternatives or is_open) or runs_code or not again.can_run:
         return report
     result: Report = report
     try:
