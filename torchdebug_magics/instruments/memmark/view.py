@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torchdebug_magics.format import Format, plural
+from torchdebug_magics.format import Format, plural, signed
 from torchdebug_magics.html.page import Block, Cell, Chart, Facts, Fold, Page, Table
-from torchdebug_magics.instruments.memmark.report import SIZES, MarkReport, MarksReport, name, signed
+from torchdebug_magics.instruments.memmark.report import SIZES, MarkReport, MarksReport, name
 from torchdebug_magics.report import Mark
 
 _MIB = 2**20

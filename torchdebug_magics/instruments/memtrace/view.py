@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchdebug_magics.format import Format, byte_size, listed, plural
+from torchdebug_magics.format import Format, byte_size, listed, plural, signed
 from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
 from torchdebug_magics.instruments.memtrace import words
 from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
 from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Growth, Leading, LiveMemory, Oom, Timeline, TraceMark
-from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
+from torchdebug_magics.instruments.memtrace.words import figures, leading, many, start_of, variable
 
 _SITES: dict[str, Format] = {
     "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
@@ -72,7 +72,7 @@ def live_page(snapshot: LiveMemory) -> Page:
 def _compared(both: Comparison) -> list[Block]:
     """The same numbers of both, and the pictures on one scale."""
     columns = ("", *both.names, "difference")
-    rows = [(name, *sizes, change(sizes[1] - sizes[0])) for name, sizes in _sizes(both) if any(sizes)]
+    rows = [(name, *sizes, signed(sizes[1] - sizes[0])) for name, sizes in _sizes(both) if any(sizes)]
     drawn = _largest_kinds([report.timeline for report in both.reports])
     top = max(report.peak_bytes for report in both.reports)
     pictures = [
@@ -181,7 +181,7 @@ def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:
             mark.label,
             mark.phase,
             mark.torch_bytes,
-            None if earlier is None else change(mark.torch_bytes - earlier),
+            None if earlier is None else signed(mark.torch_bytes - earlier),
             *(size(mark) for size in known.values()),
         )
         for mark, earlier in zip(marks, before, strict=False)

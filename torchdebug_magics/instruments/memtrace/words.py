@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share
+from torchdebug_magics.format import byte_size, capitalised, count, listed, plural, share, signed
 from torchdebug_magics.instruments.memtrace.trace import Cycle, DeviceMemory, GraphGrowth, Growth, Leading, Oom, Phase, Trace, Undeleted
 from torchdebug_magics.report import short_title
 
@@ -249,10 +249,10 @@ def _remaining(report: Trace) -> list[tuple[str, str]]:
     loop = ""
     if report.unseen_loop is not None:
         loop = f"; growth was not checked in the loop at {report.unseen_loop}: no training step was recognized there"
-    grown = f"{change(report.process_grown_bytes)} of this process, outside of tensors: the variable that keeps it was not found"
+    grown = f"{signed(report.process_grown_bytes)} of this process, outside of tensors: the variable that keeps it was not found"
     return [
         ("but", grown if report.process_grown_bytes else ""),
-        ("after the cell", f"{change(report.net_bytes)}: torch held {byte_size(before)} before, {byte_size(after)} after{held}{loop}"),
+        ("after the cell", f"{signed(report.net_bytes)}: torch held {byte_size(before)} before, {byte_size(after)} after{held}{loop}"),
     ]
 
 
@@ -265,7 +265,7 @@ def figures(report: Trace) -> tuple[tuple[str, str], ...]:
     sizes = (report.freed_before_bytes, report.borrowed_bytes, report.mapped_bytes, report.untraced_bytes, kept_bytes)
     freed, borrowed, mapped, untraced, kept = (byte_size(size) if size else "" for size in sizes)
     known = [
-        ("torch memory", f"{byte_size(report.start_bytes)} before the cell, {change(report.net_bytes)} after it"),
+        ("torch memory", f"{byte_size(report.start_bytes)} before the cell, {signed(report.net_bytes)} after it"),
         ("held from before, freed", freed),
         *[(device.device, _device(device)) for device in report.devices if len(report.devices) > 1 or device.reserved_bytes is not None],
         ("this process", _process(report)),
@@ -285,15 +285,10 @@ def many(category: str) -> str:
     return _MANY.get(category, category)
 
 
-def change(size_bytes: int) -> str:
-    """``+1.5 MiB``."""
-    return f"{'+' if size_bytes >= 0 else '-'}{byte_size(abs(size_bytes))}"
-
-
 def _process(report: Trace) -> str:
     if report.rss_peak_bytes is None:
         return ""
-    net = "" if report.rss_net_bytes is None else f", {change(report.rss_net_bytes)} at the end"
+    net = "" if report.rss_net_bytes is None else f", {signed(report.rss_net_bytes)} at the end"
     limit = "" if report.limit_bytes is None else f"; the limit is {byte_size(report.limit_bytes)} ({report.limit})"
     return f"peak {byte_size(report.rss_peak_bytes)}{net}{limit}"
 
@@ -310,7 +305,7 @@ def _followed(report: Trace) -> str:
 
 
 def _device(one: DeviceMemory) -> str:
-    text = f"peak {byte_size(one.peak_bytes)}, {change(one.net_bytes)} at the end"
+    text = f"peak {byte_size(one.peak_bytes)}, {signed(one.net_bytes)} at the end"
     if one.allocated_bytes is None or one.reserved_bytes is None:
         return text
     allocated = _counted("MA", one.allocated_bytes, one.allocated_peak_bytes)

@@ -14,8 +14,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
-from torchdebug_magics.instruments.memtrace.held.read_whole import cleared_where_read
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
 from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, Growth
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
