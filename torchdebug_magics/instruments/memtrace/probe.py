@@ -44,7 +44,6 @@ from torchdebug_magics.instruments.memtrace.trace import (
     TraceMark,
     Undeleted,
 )
-from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.memory.gauges import GaugedProbe
 from torchdebug_magics.memory.gauges import ledger as marks
@@ -248,7 +247,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         followed_count=0 if probe.is_light else len(steps.followed),
         is_light=probe.is_light,
     )
-    lead = leading(report)
+    lead = report.main_finding()
     where = None if lead is None else lead.fix_at
     lines = guard.run("reading the line", excerpt, where) if where is not None else None
     return replace(report, excerpt=lines or (), problems=tuple(guard.problems))
