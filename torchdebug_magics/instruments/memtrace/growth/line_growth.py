@@ -17,8 +17,6 @@ from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
 _MOST_PART, _NEARLY = 0.6, 0.9
-_AT_ONCE = 2
-"""Steps: a variable that is bound anew keeps its value into the next one."""
 _FEWEST_PARTS = 4
 """Things in a collection from which one may speak of growth that is not seen at each step."""
 
@@ -90,8 +88,9 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
-    inner = _inner(ran, kept) or _at_times(ran, kept, made, steps)
-    if not inner or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
+    inner = ran if len(kept) >= FEWEST and kept.issuperset(ran) else ran[1:-1]
+    is_kept = len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner))
+    if not is_kept or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
         return None
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
@@ -114,28 +113,6 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
-
-
-def _inner(ran: list[int], kept: set[int]) -> list[int]:
-    """The iterations that count, in order, if what they made was kept; empty if it was not."""
-    inner = ran[1:-1]
-    if len(kept) >= FEWEST and kept.issuperset(ran):
-        return ran
-    late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
-    if len(late) >= FEWEST and kept.issuperset(late):
-        return late
-    return inner if len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner)) else []
-
-
-def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
-    """The iterations that count where only some keep what the line makes, such as every tenth; empty if that may be chance.
-
-    It is none where they lie evenly, from the first on, and whatever else was made there was let go at once.
-    """
-    if not _lie_evenly([at for at, number in enumerate(ran) if number in kept], len(ran)):
-        return []
-    was_let_go = all(steps.at(block.died) - block.iteration <= _AT_ONCE for block in made if block.died)
-    return ran[1:-1] if was_let_go else []
 
 
 def _swelling(block: Block, steps: Steps) -> Leak | None:
