@@ -113,8 +113,7 @@ class Course:
         if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
             return original(*args, **kwargs)
         creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
-        leaves_graph = _leaves and bool(creates_graph)
-        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, leaves_graph=leaves_graph)
+        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, creates_graph=bool(creates_graph))
         try:
             return original(*args, **kwargs)
         finally:
@@ -181,9 +180,9 @@ class Course:
             self._step(0, frame, 0)
         self._ran[line] = self._steps.count
 
-    def _backward_begins(self, *, leaves: bool, leaves_graph: bool) -> None:
-        """A backward pass; `leaves`: that gives parameters their gradients, `leaves_graph`: with a graph of their own."""
-        if leaves_graph:
+    def _backward_begins(self, *, leaves: bool, creates_graph: bool) -> None:
+        """A backward pass; `leaves`: that gives parameters their gradients, `creates_graph`: with a graph of their own."""
+        if leaves and creates_graph:
             self._watch.creates_graphs_at = self._places.here(sys._getframe())
         self._step_without_model()
         self._steps.trains(leaves=leaves)
@@ -206,11 +205,8 @@ class Course:
         # One that goes from model to model is one loop; of several that a step calls from one place, each has its own.
         key = place if self._first.setdefault(place, of) == of else (of, *place)
         was_followed = self._is_followed
-        again = not joins and self._tracer.swells
-        if not joins:
-            self._tracer.swells = False
         at, nodes = self._places.here(frame), _get_sequence_nr()
-        follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins, again=again)
+        follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins)
         self._is_followed = follows and (not self._is_light or self._steps.has_risen)
         self._tracer.iteration = self._steps.count
         if self._is_followed and not was_followed:

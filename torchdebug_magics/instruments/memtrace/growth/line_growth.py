@@ -99,12 +99,12 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     if loop is not None:
         since, until = min(kept), loop.numbers[-1] + 1
         # Between the calls, it would have been seen in all steps of any loop.
-        seen = list(steps.seen(loop, since, until, whole=True)) if whole else range(since, until)
+        seen = [number for number in loop.between(since, until) if number in steps.followed] if whole else range(since, until)
         # The keys of a cache come in any order, so that it fills ever more slowly: the later half brings less than half as much.
         early = sum(number < seen[len(seen) // 2] for number in kept) if seen else 0
         if is_over(loop, steps) or 2 * (len(kept) - early) < early:
             return None
-        times = sum(1 for _ in steps.seen(loop, first, last, whole=whole))
+        times = sum(not whole or number in steps.followed for number in loop.between(first, last))
     counted = set(inner[:-1])
     return Leak(
         bytes_per_iteration=round(size_of(block for block in alive if block.iteration in counted) / max(1, times)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
@@ -127,11 +127,10 @@ class Steps:
         self._whole = True
         """Whether the step that runs is followed whole."""
 
-    def step(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, joins: bool, again: bool = False) -> bool:
+    def step(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, joins: bool) -> bool:
         """The loop `key` goes round, with an input of `size` elements, and a step begins; whether that is followed.
 
-        `joins`: it goes round in the step that runs; where it should be followed, the next one is. `again`: because the one before has
-        shown something that must be followed to its end.
+        `joins`: it goes round in the step that runs; where it should be followed, the next one is.
         """
         if not joins:
             self.count += 1
@@ -149,7 +148,7 @@ class Steps:
             loop.follow, loop.largest = max(loop.follow, 1), size
         if not joins:
             self._first = loop
-            self._whole = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
+            self._whole = self._every or loop.heap[-1] == _UNKNOWN or loop.follow > 0
         if self._whole:
             loop.follow -= loop.follow > 0
             self.followed.add(self.count)
@@ -227,10 +226,6 @@ class Steps:
     def at(self, clock: int) -> int:
         """The step in which an event of the ledger was."""
         return bisect_left(self._clocks, clock)
-
-    def seen(self, loop: Loop, first: int, last: int, *, whole: bool) -> Iterator[int]:
-        """Its steps in that time; where `whole`, those that were followed."""
-        return (number for number in loop.between(first, last) if not whole or number in self.followed)
 
     def _learn(self, loop: Loop, heap_bytes: int | None) -> None:
         if not loop.heap or heap_bytes is None or loop.heap[-1] == _UNKNOWN:
