@@ -205,8 +205,11 @@ class Course:
         # One that goes from model to model is one loop; of several that a step calls from one place, each has its own.
         key = place if self._first.setdefault(place, of) == of else (of, *place)
         was_followed = self._is_followed
+        again = not joins and self._tracer.swells
+        if not joins:
+            self._tracer.swells = False
         at, nodes = self._places.here(frame), _get_sequence_nr()
-        follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins)
+        follows = self._steps.step(key, at, size, nodes, self._ledger.clock, joins=joins, again=again)
         self._is_followed = follows and (not self._is_light or self._steps.has_risen)
         self._tracer.iteration = self._steps.count
         if self._is_followed and not was_followed:

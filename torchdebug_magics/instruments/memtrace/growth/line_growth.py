@@ -88,7 +88,9 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
-    inner = ran if len(kept) >= FEWEST and kept.issuperset(ran) else ran[1:-1]
+    late = [number for number in ran[1:-1] if number >= min(kept, default=0)]  # from where it began
+    whole_runs = (numbers for numbers in (ran, late) if len(numbers) >= FEWEST and kept.issuperset(numbers))
+    inner = next(whole_runs, ran[1:-1])
     is_kept = len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner))
     if not is_kept or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
         return None

@@ -127,10 +127,11 @@ class Steps:
         self._whole = True
         """Whether the step that runs is followed whole."""
 
-    def step(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, joins: bool) -> bool:
+    def step(self, key: Hashable, place: Place | None, size: int, nodes: int, clock: int, *, joins: bool, again: bool = False) -> bool:
         """The loop `key` goes round, with an input of `size` elements, and a step begins; whether that is followed.
 
-        `joins`: it goes round in the step that runs; where it should be followed, the next one is.
+        `joins`: it goes round in the step that runs; where it should be followed, the next one is. `again`: because the one before has
+        shown something that must be followed to its end.
         """
         if not joins:
             self.count += 1
@@ -148,7 +149,7 @@ class Steps:
             loop.follow, loop.largest = max(loop.follow, 1), size
         if not joins:
             self._first = loop
-            self._whole = self._every or loop.heap[-1] == _UNKNOWN or loop.follow > 0
+            self._whole = self._every or again or loop.heap[-1] == _UNKNOWN or loop.follow > 0
         if self._whole:
             loop.follow -= loop.follow > 0
             self.followed.add(self.count)

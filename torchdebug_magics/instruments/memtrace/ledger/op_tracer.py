@@ -123,6 +123,8 @@ class Tracer:
         self.mapped_bytes = 0
         """Of mapped files, such as a checkpoint's; in the ledger, too."""
         self.iteration = 0
+        self.swells = False
+        """Whether a tensor has become larger inside a call, where the next step is seen only if it is followed."""
         self.out_of_memory: OutOfMemory | None = None
         """The last time that memory was refused."""
         self.places = places
@@ -242,6 +244,8 @@ class Tracer:
             if before is not None and before.place is joined.place and before.bytes < joined.bytes:
                 joined.chain = before.chain or Chain(before.bytes, before.iteration, _grown(part, whole))
                 joined.chain.grew(joined.iteration)
+                # What a step both makes and joins, as the empty cache of a transformer, says nothing about the next step.
+                self.swells |= not self.ledger.span.is_between and before.iteration < joined.iteration
                 return
 
     def _asked(self, *, in_backward: bool) -> tuple[Place | None, str, str]:
