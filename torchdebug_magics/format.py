@@ -82,6 +82,11 @@ def plural(amount: int, noun: str, ending: str = "s") -> str:
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}{ending}"
 
 
+def signed(size_bytes: int) -> str:
+    """``+1.5 MiB``."""
+    return f"{'-' if size_bytes < 0 else '+'}{byte_size(abs(size_bytes))}"
+
+
 def listed(words: Sequence[str]) -> str:
     """``a, b, c and 2 more``."""
     more = len(words) - _AT_A_GLANCE

@@ -19,9 +19,18 @@ class Interrupt:
     whose: str
     guard_ratio: float
 
+    @property
+    def reached(self) -> str:
+        """How much of which limit was used."""
+        return f"{byte_size(self.used_bytes)} of {byte_size(self.limit_bytes)} ({self.whose})"
+
+    def action(self, where: str = "") -> str:
+        """What the guard did, for a row of a report."""
+        return f"interrupted the cell{where}, as `--guard {share(self.guard_ratio)}` asks; your variables are intact"
+
     def __str__(self) -> str:
-        used = f"{byte_size(self.used_bytes)} of {byte_size(self.limit_bytes)} ({self.whose})"
-        return f"Interrupted at {used}, as the guard is set to {share(self.guard_ratio)}: the kernel is alive and your variables are intact"
+        at = f"Interrupted at {self.reached}"
+        return f"{at}, as the guard is set to {share(self.guard_ratio)}: the kernel is alive and your variables are intact"
 
 
 def interrupt_main() -> bool:

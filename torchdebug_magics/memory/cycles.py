@@ -155,7 +155,9 @@ def garbage() -> list[Any]:
     found = list(waiting.values())
     for ours in (objects, waiting):
         ours.clear()
-    return _without_latecomers(found)
+    while any(outside := _outside(found)):  # another thread may have moved one meanwhile
+        found = [one for one, count in zip(found, outside, strict=True) if not count]
+    return found
 
 
 def _outside(objects: list[Any]) -> list[int]:
@@ -164,10 +166,3 @@ def _outside(objects: list[Any]) -> list[int]:
     ours = next(map(sys.getrefcount, [object()]))  # by the list, and by the question itself
     counts = list(map(sys.getrefcount, objects))
     return [count - ours - inside.get(id(one), 0) for one, count in zip(objects, counts, strict=True)]
-
-
-def _without_latecomers(found: list[Any]) -> list[Any]:
-    """Those that are held by each other alone when they are asked once more: another thread may have moved one meanwhile."""
-    while any(outside := _outside(found)):
-        found = [one for one, count in zip(found, outside, strict=True) if not count]
-    return found

@@ -253,12 +253,6 @@ def histories(step_of: Callable[[int], int]) -> dict[HolderPath, History]:
         return found
 
 
-def is_attributes(walk: Walk, number: int) -> bool:
-    """Whether it is the dict in which an object has its attributes."""
-    owner = walk.first[number]
-    return owner >= 0 and type(walk.objects[number]) is dict and attributes_of(walk.objects[owner]) is walk.objects[number]
-
-
 def _history(nodes: Iterable[Any], step_of: Callable[[int], int], most: int, **known: Any) -> History:
     todo = [node for node in nodes if step_of(node._sequence_nr())]
     seen = {id(node): node for node in todo}  # held, as the id of a wrapper that is gone may be another's
@@ -314,8 +308,9 @@ def plain_collections(before: Mapping[HolderPath, PlainCollection]) -> dict[Hold
             stack.enter_context(closing(walk))  # to the end, as the id of an object that is gone may be another's
             ways = Paths(walk)
             for number, value in enumerate(walk.objects):
-                base = _base_of(type(value))
-                if base is None or base.__len__(value) < _FEWEST or id(value) in seen or is_attributes(walk, number):
+                base, holder = _base_of(type(value)), walk.first[number]
+                is_attributes = holder >= 0 and type(value) is dict and attributes_of(walk.objects[holder]) is value
+                if base is None or base.__len__(value) < _FEWEST or id(value) in seen or is_attributes:
                     continue
                 seen.add(id(value))
                 path = ways.to(number)

@@ -128,7 +128,6 @@ class Gauges:
 
     def __init__(self, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
-        self._stack = ExitStack()
         self._gpus = Gpus()
         self._limits = Limits(counts_kills=False)
         self._allocators = Allocators()
@@ -136,11 +135,11 @@ class Gauges:
         self._workers_at_s = -_WORKERS_EVERY_S
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._gpus)
+        self._gpus.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.close()
+        self._gpus.__exit__(kind, error, trace)
 
     def read(self) -> tuple[Gauge, ...]:
         """Every gauge as it is now; what fails is left out, and is one line of the guard's."""

@@ -176,13 +176,8 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 def held_by(kind: type) -> Callable[[Any], Iterable[object]]:
     """How to ask an object of that very type for what it holds."""
-    by_type = of_type(_HELD, kind)
-    if by_type is not None:
-        return by_type
-    by_base = next((held for base, held in _HELD_BY_BASE.items() if is_a(kind, base)), None)
-    if by_base is not None:
-        return by_base
-    return in_node if is_node(kind) else _array if is_array(kind) else referents
+    other = in_node if is_node(kind) else _array if is_array(kind) else referents
+    return of_type(containers.CONTAINERS, kind) or next((held for base, held in _HELD.items() if is_a(kind, base)), other)
 
 
 def names_in(value: object) -> Named:
@@ -305,13 +300,10 @@ def _all_named(names: Callable[[Any], Named]) -> Callable[[Any], Iterator[object
 
 
 _HELD: Mapping[type, Callable[[Any], Iterable[object]]] = {
-    **containers.CONTAINERS,
     types.FunctionType: _in_function,
     types.FrameType: containers.in_frame,
     types.TracebackType: _all_named(containers.names_in_traceback),
     types.CellType: _in_cell,
-}
-_HELD_BY_BASE: Mapping[type, Callable[[Any], Iterable[object]]] = {
     torch.Tensor: in_tensor,
     torch.nn.Module: all_in(_names_in_module),
     torch.optim.Optimizer: _in_optimizer,

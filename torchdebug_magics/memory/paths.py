@@ -227,7 +227,7 @@ class Paths:
 
     def to(self, number: int) -> HolderPath:
         """The way to the object of that number."""
-        begin, end = self._begin(number), self._end(number)
+        begin, end = self._begin(number), self.end(number, _END)
         if begin[-1] in end:
             pieces = list(self._pieces([*begin, *end[end.index(begin[-1]) + 1 :]]))
         else:
@@ -248,9 +248,10 @@ class Paths:
             begin = self._begins[one] = begin if len(begin) == _END else (*begin, one)
         return begin
 
-    def _end(self, number: int) -> list[int]:
+    def end(self, number: int, most: int) -> list[int]:
+        """The last steps of the way to it."""
         steps = [number]
-        while len(steps) < _END and self._walk.first[steps[-1]] >= 0:
+        while len(steps) < most and self._walk.first[steps[-1]] >= 0:
             steps.append(self._walk.first[steps[-1]])
         return steps[::-1]
 
@@ -295,20 +296,15 @@ class Owner:
 
 def owner_of(walk: Walk, paths: Paths, number: int) -> Owner | None:
     """Of the object with that number in a walk; None where a variable holds it, with nothing but containers in between."""
-    held = number
-    for _ in range(_MOST_STEPS):
-        number, below = walk.first[held], held
-        if number < 0:
-            return None
-        holder = walk.objects[number]
-        if not _is_passed(holder):
-            name = (paths.names.find(holder, walk.objects[below]) or "").partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
-            return _owner(type(holder), name, paths.to(number)) if name.startswith(".") and name[1:].isidentifier() else None
-        if type(holder) is dict and (up := walk.first[number]) >= 0 and not _is_passed(walk.objects[up]):
-            name = paths.names.find(walk.objects[up], walk.objects[below]) or ""  # the dict of its attributes
-            if name.startswith(".") and name[1:].isidentifier():
-                return _owner(type(walk.objects[up]), name, paths.to(up))
-        held = number
+    steps = paths.end(number, _MOST_STEPS)
+    objects = [walk.objects[step] for step in steps]
+    way = list(paths.names.along(objects))
+    begins = (0, *(at for _, at in way))
+    for at in reversed(range(len(way))):
+        if not _is_passed(objects[begins[at]]):
+            name = way[at][0].partition("[")[0]  # of an optimizer, `.state['mu']` is one piece
+            is_attribute = name.startswith(".") and name[1:].isidentifier()
+            return _owner(type(objects[begins[at]]), name, paths.to(steps[begins[at]])) if is_attribute else None
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchdebug_magics.format import byte_size, capitalised, share
+from torchdebug_magics.format import byte_size, capitalised
 from torchdebug_magics.machine.guard_interrupt import Interrupt
 from torchdebug_magics.ranks.compared import Compared
 from torchdebug_magics.report import Gauge, Report
@@ -81,8 +81,10 @@ class GaugeReport(Report):
     def rows(self) -> tuple[tuple[str, str], ...]:
         """What the guard did and who holds the memory; or the limit, who else uses it, and the devices where there are several."""
         if self.interrupts:
-            guard = f"interrupted the cell, as `--guard {share(self.interrupts[-1].guard_ratio)}` asks; your variables are intact"
-            known = [("guard", guard), ("held by", ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in self.holders))]
+            known = [
+                ("guard", self.interrupts[-1].action()),
+                ("held by", ", ".join(f"`{name}` {byte_size(size_bytes)}" for name, size_bytes in self.holders)),
+            ]
         else:
             used = [device for device in self.devices if device.peak_bytes]
             known = [("limit", self._limit(is_long=bool(used))), ("devices", "; ".join(map(device_peak, used)) if len(used) > 1 else "")]
@@ -100,8 +102,7 @@ class GaugeReport(Report):
     def title(self) -> str:
         """The growth and what was left; the fullest device first."""
         if self.interrupts:
-            last = self.interrupts[-1]
-            return f"Stopped by guard at {byte_size(last.used_bytes)} of {byte_size(last.limit_bytes)} ({last.whose})"
+            return f"Stopped by guard at {self.interrupts[-1].reached}"
         used = [device for device in self.devices if device.peak_bytes]
         if used:
             fullest = max(used, key=lambda one: one.peak_bytes / (one.total_bytes or one.peak_bytes))

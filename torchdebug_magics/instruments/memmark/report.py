@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from torchdebug_magics.format import byte_size, plural
+from torchdebug_magics.format import byte_size, plural, signed
 from torchdebug_magics.report import Mark, Report
 
 _WIDEST = 90
@@ -92,8 +92,3 @@ class MarksReport(Report):
 def name(mark: Mark) -> str:
     """The label, after the rank where there is one."""
     return mark.label if mark.rank is None else f"[{mark.rank}] {mark.label}"
-
-
-def signed(size_bytes: int) -> str:
-    """``+1.5 MiB``."""
-    return f"{'-' if size_bytes < 0 else '+'}{byte_size(abs(size_bytes))}"

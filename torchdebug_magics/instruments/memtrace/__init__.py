@@ -1,4 +1,4 @@
-"""``%%memtrace``: what holds memory, when it peaks, what leaks: ``ledger -> growth -> held -> probe -> report -> words -> view``."""
+"""``%%memtrace``: what holds memory, when it peaks, what leaks: ``ledger -> growth -> held -> probe -> report -> view``."""
 
 from torchdebug_magics.instrument import Instrument, Option
 

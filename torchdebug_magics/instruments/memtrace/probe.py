@@ -44,7 +44,6 @@ from torchdebug_magics.instruments.memtrace.trace import (
     TraceMark,
     Undeleted,
 )
-from torchdebug_magics.instruments.memtrace.words import leading
 from torchdebug_magics.machine.process import rss_bytes
 from torchdebug_magics.memory.gauges import GaugedProbe
 from torchdebug_magics.memory.gauges import ledger as marks
@@ -99,7 +98,7 @@ class MemtraceProbe(GaugedProbe):
         self.ledger = Ledger(self.phases.now)
         self.marks: list[tuple[TraceMark, int]] = []
         """Each with the clock of the ledger."""
-        self._start_free_bytes = 0
+        self.start_free_bytes = 0
         self._places = Places(Place)
         self.steps = Steps(given_out_bytes, every=every_step)
         self.cycles = CycleWatch(self.ledger, self._places)
@@ -127,7 +126,7 @@ class MemtraceProbe(GaugedProbe):
         stack.push(self._ended)
         self.begin(stack)
         self._opened.enter_context(marks().told_to(self._marked))
-        self._start_free_bytes = kept_free_bytes()
+        self.start_free_bytes = kept_free_bytes()
         self._course.attach(stack, census.modules)
         if self.memory_guard is not None:
             stack.enter_context(self.memory_guard.watching())
@@ -152,11 +151,6 @@ class MemtraceProbe(GaugedProbe):
         """The gauges and the ledger now."""
         total, now = self.ledger.total, self.phases.now
         return LiveMemory(total.now_bytes, total.peak_bytes, now.phase, self.steps.count, self.gauges.read())
-
-    def grown_bytes(self) -> tuple[int, int]:
-        """What the process occupies beyond what it did at the start; and of that, at most, what was freed and is still the C heap's."""
-        net_bytes = rss_bytes() - self.start_bytes
-        return net_bytes, max(0, min(net_bytes, kept_free_bytes() - self._start_free_bytes))
 
     def _marked(self, mark: Mark) -> None:
         clock = self.ledger.clock
@@ -200,7 +194,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
     handled = probe.handled.found(ledger.total.peak_bytes)
     oom = guard.run("explaining the refusal", _out_of_memory, probe, error, alive, growth, handled)
     limit, allocators = probe.gauges.limit(), probe.gauges.allocators()
-    net_bytes, heap_kept_bytes = probe.grown_bytes()
+    net_bytes = rss_bytes() - probe.start_bytes
     sites, total, last, at_peak = ledger.sites, ledger.total, ledger.peak_block, ledger.at_peak()
     # Of what is there without being a part of a model: that to which no name leads, or of which it was not asked.
     unnamed_bytes = sum(block.bytes for block in made if not block.died and not block.role and not keepers.of(block).path)
@@ -234,7 +228,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         rss_peak_bytes=probe.peak.peak().size_bytes,
         rss_net_bytes=net_bytes,
         process_grown_bytes=0 if growth is not None else probe.growth.process.grown_bytes(steps.count + 1),
-        heap_kept_bytes=heap_kept_bytes,
+        heap_kept_bytes=max(0, min(net_bytes, kept_free_bytes() - probe.start_free_bytes)),
         limit_bytes=None if limit is None else limit.limit_bytes,
         limit="" if limit is None else limit.whose,
         borrowed_bytes=tracer.borrowed_bytes,
@@ -248,7 +242,7 @@ def concluded(probe: MemtraceProbe, error: BaseException | None) -> MemtraceRepo
         followed_count=0 if probe.is_light else len(steps.followed),
         is_light=probe.is_light,
     )
-    lead = leading(report)
+    lead = report.main_finding()
     where = None if lead is None else lead.fix_at
     lines = guard.run("reading the line", excerpt, where) if where is not None else None
     return replace(report, excerpt=lines or (), problems=tuple(guard.problems))

@@ -1,4 +1,4 @@
-"""What was traced of a cell's memory and found in it, as plain data; sizes in bytes. Words for it are in `words`, not here."""
+"""What was traced of a cell's memory and found in it, as plain data with the words for each finding; sizes in bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.machine.guard_interrupt import Interrupt
-from torchdebug_magics.report import Finding, Gauge, Location, Mark, Report, Stage
+from torchdebug_magics.format import byte_size, plural, share
+from torchdebug_magics.report import Finding, Gauge, Location, Mark, Stage
 
 Phase: TypeAlias = Literal["forward", "loss", "backward", "optimizer", "other"]
 HELD_BEFORE = "held before the cell"
 """The kind, in a timeline, of memory that was allocated before the cell began."""
+Rows: TypeAlias = "list[tuple[str, str]]"
+"""Names and texts; an empty text is not shown."""
+_LONGEST_NAME = 26
+_FAR_MORE = 10
+"""Times the live memory: then one tensor is too large, not the step."""
+_TOO_LARGE = "shrink this allocation: freeing live tensors would not make room for it"
+
+
+def start_of(path: str) -> str:
+    """A path up to the autograd graph, whose nodes have a fold of their own."""
+    return path.partition(".grad_fn")[0].partition(" -> ")[0]
+
+
+def in_code(variable: str) -> str:
+    """A variable as code; the end of a long one."""
+    short = variable if len(variable) <= _LONGEST_NAME else f"…{variable[1 - _LONGEST_NAME :]}"
+    return f"`{short}`" if variable else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +59,38 @@ class Growth(Finding):
         """Where it is kept, if that is known; else where it is allocated."""
         return self.kept_at or self.location
 
+    def happened(self, each: str) -> tuple[str, str]:
+        """What happened; and how often, which a long headline can do without. `each` is what makes it grow, an iteration or a run."""
+        size, times = byte_size(self.bytes_per_iteration), f" ({self.iterations_count:,} so far)"
+        name = in_code(self.variable)
+        if each == "run":
+            return f"each run of this cell adds {size} " + (f"to {name}" if name else "that no known variable holds"), ""
+        if self.what == "workers":
+            return f"DataLoader workers copy {size} of {name or 'the dataset'} each iteration", ""
+        if self.what == "profiler":
+            return f"the profiler keeps {size} of events each iteration", times
+        if self.what == "objects":
+            return f"{name or 'the process'} grows by {size} of objects each iteration", times
+        if self.keeps_graph and name:
+            return f"{name} keeps each iteration's graph (+{size} each)", ""
+        return f"{name or 'memory'} grows by {size} each iteration", times
+
+    def rows(self, each: str) -> Rows:
+        """What to change, who keeps it, how much."""
+        frees = f" (frees {byte_size(self.frees_bytes)})" if self.fix and self.frees_bytes else ""
+        total = f"{byte_size(self.bytes_per_iteration * self.iterations_count)} in {plural(self.iterations_count, each)}"
+        kept = f"`{start_of(self.holder)}`" if self.holder else "no variable that could be found"
+        put, made = self.kept_at, self.location
+        if made is not None and put is not None and (made.file, made.line) != (put.file, put.line):
+            kept += f", allocated at {made}: `{made.source}`"
+        outside = "" if self.what == "tensors" else f"; {share(self.share_ratio)} of the growth of the process"
+        return [
+            ("fix", f"{self.fix}{frees}" if self.fix else ""),
+            ("kept by", kept),
+            ("growth", f"{byte_size(self.bytes_per_iteration)} each {each}, {total}{outside}"),
+            ("also growing", ", ".join(f"`{other}`" for other in self.others)),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphGrowth(Finding):
@@ -52,6 +101,20 @@ class GraphGrowth(Finding):
     holder: str
     variable: str = ""
     """The variable or collection at the start of `holder`, as one writes it."""
+
+    def happened(self, _each: str) -> tuple[str, str]:
+        """As of `Growth`."""
+        nodes = plural(self.nodes_per_iteration, "node")
+        return f"{in_code(self.variable) or 'a variable'} keeps each iteration's graph (+{nodes} each)", ""
+
+    def rows(self, _each: str) -> Rows:
+        """As of `Growth`."""
+        nodes = plural(self.nodes_per_iteration, "autograd node")
+        return [
+            ("fix", self.fix),
+            ("kept by", f"`{self.holder}`" if self.holder else ""),
+            ("growth", f"{nodes} each iteration, {plural(self.iterations_count, 'iteration')} so far"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +127,14 @@ class Cycle(Finding):
     count: int = 1
     """How often the cycle was created, at least."""
 
+    def happened(self, _each: str) -> tuple[str, str]:
+        """As of `Growth`."""
+        return f"{byte_size(self.freed_bytes)} stayed in reference cycles until Python's collector ran", ""
+
+    def rows(self, _each: str) -> Rows:
+        """As of `Growth`."""
+        return [("fix", self.fix), ("cycle", f"`{self.path}`"), ("made", f"{plural(self.count, 'time')} in this cell")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted(Finding):
@@ -75,6 +146,16 @@ class Undeleted(Finding):
     """The line of the ``del``, or of the call made while the error is handled."""
     live_bytes: int
     holder: str
+
+    def happened(self, _each: str) -> tuple[str, str]:
+        """As of `Growth`."""
+        size = byte_size(self.live_bytes)
+        of_error = f"{size} of the failed call stay allocated while its error is handled"
+        return f"`del {self.name}` freed none of its {size}" if self.name else of_error, ""
+
+    def rows(self, _each: str) -> Rows:
+        """As of `Growth`."""
+        return [("fix", self.fix), ("kept by", f"`{self.holder}`")]
 
 
 @dataclass(frozen=True)
@@ -118,6 +199,34 @@ class Oom(Finding):
         if self.kind != "sizing":
             return self.advice[-1] if self.advice else None
         return max(self.advice, key=lambda one: one.saved_bytes * (not one.changes_training), default=None)
+
+    def happened(self, _each: str) -> tuple[str, str]:
+        """As of `Growth`."""
+        refused = f"{byte_size(self.asked_bytes)} refused" if self.asked_bytes else "memory refused"
+        return f"out of memory: {refused} {self._when()}".rstrip(), ""
+
+    def rows(self, _each: str) -> Rows:
+        """As of `Growth`."""
+        best = self.best
+        how = "" if best is None else f"{best.what} (saves {byte_size(best.saved_bytes)}): {best.how}"
+        return [
+            ("fix", _TOO_LARGE if self.asked_bytes > _FAR_MORE * self.live_bytes else how),
+            ("allocated", f"{byte_size(self.live_bytes)} in live tensors when it was refused"),
+            ("operation", " in ".join(f"`{text}`" for text in (self.op, self.module) if text)),
+        ]
+
+    def _when(self) -> str:
+        if self.iteration is None:
+            return ""
+        if self.kind == "fragmentation":
+            return f"though {byte_size(self.unused_reserved_bytes)} are reserved and unused"
+        if self.kind == "handled error":
+            return "while an error is handled"
+        if self.kind == "leak":
+            return f"in iteration {self.iteration:,}, after steady growth"
+        if self.iteration > 1:
+            return f"in iteration {self.iteration:,}, though nothing grew"
+        return "in the first iteration" if self.iteration else "in a single allocation"
 
 
 Leading: TypeAlias = Growth | GraphGrowth | Cycle | Undeleted | Oom
@@ -222,66 +331,3 @@ class LiveMemory:
     phase: Phase
     steps_count: int
     gauges: tuple[Gauge, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace(Report):
-    """All that is known of the memory that a cell used: peak, holders, growth."""
-
-    net_bytes: int
-    """Bytes in tensors at the end minus those at the start."""
-    start_bytes: int
-    """Bytes in tensors when the cell began."""
-    peak_bytes: int
-    """The peak of bytes in tensors, those from before the cell included."""
-    peak: Peak
-    devices: tuple[DeviceMemory, ...] = ()
-    sites: tuple[Site, ...] = ()
-    """The most live bytes first, then the most allocated."""
-    growth: Growth | None = None
-    graph_growth: GraphGrowth | None = None
-    collects: str = ""
-    """The variable in which a loop that does not train collects its results: it grows intentionally."""
-    rerun_growth: Growth | None = None
-    """Memory that each run of this cell adds; `iterations_count` counts the runs."""
-    holders: tuple[Holder, ...] = ()
-    cycles: tuple[Cycle, ...] = ()
-    kept_by_cycles: Cycle | None = None
-    """The cycle that repeatedly kept a large part of the memory; None without one."""
-    undeleted: Undeleted | None = None
-    unnamed_bytes: int = 0
-    """Bytes left by the cell to which no variable leads, so that their growth could not be checked."""
-    unseen_loop: Location | None = None
-    """A loop with repeated allocations in which no training step was recognized: growth was judged by its lines only."""
-    freed_before_bytes: int = 0
-    """Bytes from before the cell that it freed."""
-    rss_peak_bytes: int | None = None
-    rss_net_bytes: int | None = None
-    process_grown_bytes: int = 0
-    """Steady growth of the process beside its tensors, where no other finding explains it."""
-    heap_kept_bytes: int = 0
-    """By how much more freed memory the C library keeps, as far as the process grew: not a leak."""
-    limit_bytes: int | None = None
-    limit: str = ""
-    untraced_bytes: int = 0
-    """Bytes allocated in the cell by ops that were not traced, and live at the end."""
-    borrowed_bytes: int = 0
-    """Bytes that tensors borrow from other libraries (``from_numpy``); not included elsewhere."""
-    mapped_bytes: int = 0
-    """Bytes mapped from files, such as a checkpoint's; included in the other figures."""
-    marks: tuple[TraceMark, ...] = ()
-    """The marks taken in the cell with ``%memmark``."""
-    interrupts: tuple[Interrupt, ...] = ()
-    """The guard's interrupts of the cell."""
-    snapshot: str = ""
-    """The file of the snapshot; empty without one."""
-    oom: Oom | None = None
-    timeline: Timeline = Timeline()
-    ops_count: int = 0
-    steps_count: int = 0
-    followed_count: int = 0
-    """Steps traced op by op; only the memory of the others was counted."""
-    excerpt: tuple[tuple[int, str], ...] = ()
-    """The line to look at with its neighbors: numbers and text."""
-    is_light: bool = False
-    """Whether ops were not traced: then there are no sites, and the peak is that of the process."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchdebug_magics.format import Format, byte_size, listed, plural
+from torchdebug_magics.format import Format, byte_size, listed, plural, signed
 from torchdebug_magics.html.page import Areas, Bars, Block, Code, Facts, Fold, Measure, Meters, Note, Page, Table, Verbatim
-from torchdebug_magics.instruments.memtrace import words
-from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport
-from torchdebug_magics.instruments.memtrace.trace import HELD_BEFORE, Growth, Leading, LiveMemory, Oom, Timeline, TraceMark
-from torchdebug_magics.instruments.memtrace.words import change, figures, leading, many, start_of, variable
+from torchdebug_magics.instruments.memtrace.report import Comparison, MemtraceReport, many
+from torchdebug_magics.instruments.memtrace.trace import (
+    HELD_BEFORE,
+    Growth,
+    Leading,
+    LiveMemory,
+    Oom,
+    Timeline,
+    TraceMark,
+    in_code,
+    start_of,
+)
 
 _SITES: dict[str, Format] = {
     "line": "text", "code": "code", "module": "code", "kind": "text", "phase": "text",
@@ -37,14 +45,14 @@ def page(report: MemtraceReport | Comparison) -> Page:
     """The headline, the fix, the line and the picture; then everything else, folded."""
     if isinstance(report, Comparison):
         return Page("memtrace", "info", report.title, tuple(_compared(report)))
-    found = leading(report)
+    found = report.main_finding()
     refused = found if isinstance(found, Oom) and found.kind != "leak" else None
     base = _base(report.timeline)
     scale = f"; the scale begins at {byte_size(base)}" if base else ""
     timeline = _picture(report, f"Torch memory by kind, peak of {byte_size(report.peak_bytes)} marked{scale}")
-    others = [Facts(tuple((name, text) for name, text in rows if text)) for rows in words.also_found(report)]
+    others = [Facts(tuple((name, text) for name, text in rows if text)) for rows in report.also_found()]
     blocks: list[Block] = [
-        *([Facts(tuple(rows))] if (rows := words.rows(report, found)) else []),
+        *([Facts(tuple(rows))] if (rows := report.rows()) else []),
         *_excerpt(report, found),
         *(timeline if refused is None else [_bars("Live tensors when the allocation was refused, by kind", refused.by_category)]),
         *[Note(problem, "warn") for problem in report.problems],
@@ -56,7 +64,7 @@ def page(report: MemtraceReport | Comparison) -> Page:
         *_holders(report),
         *_peak(report),
         *_sites(report),
-        Fold("Details: memory before and after, this process, what was traced", (Facts(figures(report)),)),
+        Fold("Details: memory before and after, this process, what was traced", (Facts(report.figures()),)),
     ]
     return Page("memtrace", report.status, report.title, tuple(blocks))
 
@@ -72,7 +80,7 @@ def live_page(snapshot: LiveMemory) -> Page:
 def _compared(both: Comparison) -> list[Block]:
     """The same numbers of both, and the pictures on one scale."""
     columns = ("", *both.names, "difference")
-    rows = [(name, *sizes, change(sizes[1] - sizes[0])) for name, sizes in _sizes(both) if any(sizes)]
+    rows = [(name, *sizes, signed(sizes[1] - sizes[0])) for name, sizes in _sizes(both) if any(sizes)]
     drawn = _largest_kinds([report.timeline for report in both.reports])
     top = max(report.peak_bytes for report in both.reports)
     pictures = [
@@ -113,7 +121,7 @@ def _path(found: object) -> list[Block]:
     if not isinstance(found, Growth) or start_of(found.holder) == found.holder:
         return []
     steps = found.holder.split(" -> ")
-    return [Fold(f"Path from {variable(found)} to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
+    return [Fold(f"Path from {in_code(found.variable)} to the memory: {plural(len(steps), 'step')}", (Verbatim("\n-> ".join(steps)),))]
 
 
 def _remedies(oom: Oom | None) -> list[Block]:
@@ -181,7 +189,7 @@ def _marks(marks: tuple[TraceMark, ...]) -> list[Block]:
             mark.label,
             mark.phase,
             mark.torch_bytes,
-            None if earlier is None else change(mark.torch_bytes - earlier),
+            None if earlier is None else signed(mark.torch_bytes - earlier),
             *(size(mark) for size in known.values()),
         )
         for mark, earlier in zip(marks, before, strict=False)

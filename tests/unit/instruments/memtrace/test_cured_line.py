@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, rewritten
-from torchdebug_magics.instruments.memtrace.held.read_whole import cleared_where_read
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix, rewritten
 from torchdebug_magics.memory.paths import HolderPath
 from torchdebug_magics.probing.source.user_code import location
 

@@ -113,8 +113,7 @@ class Course:
         if torch._C._current_graph_task_id() != -1 or is_being_compiled() or not self._outermost.is_ours():
             return original(*args, **kwargs)
         creates_graph = kwargs.get("create_graph") or args[_CREATES_GRAPH : _CREATES_GRAPH + 1] == (True,)
-        leaves_graph = _leaves and bool(creates_graph)
-        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, leaves_graph=leaves_graph)
+        self._guard.run("the look before a backward pass", self._backward_begins, leaves=_leaves, creates_graph=bool(creates_graph))
         try:
             return original(*args, **kwargs)
         finally:
@@ -181,9 +180,9 @@ class Course:
             self._step(0, frame, 0)
         self._ran[line] = self._steps.count
 
-    def _backward_begins(self, *, leaves: bool, leaves_graph: bool) -> None:
-        """A backward pass; `leaves`: that gives parameters their gradients, `leaves_graph`: with a graph of their own."""
-        if leaves_graph:
+    def _backward_begins(self, *, leaves: bool, creates_graph: bool) -> None:
+        """A backward pass; `leaves`: that gives parameters their gradients, `creates_graph`: with a graph of their own."""
+        if leaves and creates_graph:
             self._watch.creates_graphs_at = self._places.here(sys._getframe())
         self._step_without_model()
         self._steps.trains(leaves=leaves)

@@ -60,15 +60,14 @@ class GraphWatch:
 
     def look(self, steps: Steps, *, is_recorded: bool) -> None:
         """A step begins; `is_recorded`: the heap grows by what another watch records, and tells nothing."""
-        main = steps.main
-        if main is None:
-            return
-        self._recorded = steps.count if is_recorded and self._marks else self._recorded
-        self._look(steps.count, steps, main)
+        if is_recorded and self._marks:
+            self._recorded = steps.count
+        self._look(steps.count, steps)
 
-    def _look(self, step: int, steps: Steps, main: Loop) -> None:
+    def _look(self, step: int, steps: Steps) -> None:
         """Before that step, or after the last one; where a graph may grow."""
-        if not self._may_grow(step, main):
+        main = steps.main
+        if main is None or not self._may_grow(step, main):
             return
         found = histories(steps.of_node)
         self._looks.append((step, found))
@@ -88,7 +87,7 @@ class GraphWatch:
         main = steps.main
         if main is None or main.count < FEWEST or (self._marks and not self._looks and not self.keeps(steps.count)):
             return None
-        self._look(steps.count + 1, steps, main)
+        self._look(steps.count + 1, steps)
         known = {path for _, found in self._looks for path in found}
         per_step, path = max(((self._nodes_per_step(path, steps, main), path) for path in known), default=(0.0, NOWHERE))
         if not per_step:

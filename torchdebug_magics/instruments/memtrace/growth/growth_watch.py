@@ -18,9 +18,8 @@ from torchdebug_magics.instruments.memtrace.growth.graph_watch import LOOKS_AT, 
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES, Leak, Tally, leaking, place_of, repeated
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, of_gradients
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
-from torchdebug_magics.instruments.memtrace.held.read_whole import cleared_where_read
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Place, Places, size_of
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import Census, has_graph

@@ -17,8 +17,6 @@ from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 LEAST_BYTES = 64
 """An iteration: a scalar that is kept is what one wants."""
 _MOST_PART, _NEARLY = 0.6, 0.9
-_AT_ONCE = 2
-"""Steps: a variable that is bound anew keeps its value into the next one."""
 _FEWEST_PARTS = 4
 """Things in a collection from which one may speak of growth that is not seen at each step."""
 
@@ -90,8 +88,11 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     end = steps.clock_of(ran[0], ran[-1])
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
-    inner = _inner(ran, kept) or _at_times(ran, kept, made, steps)
-    if not inner or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
+    late = [number for number in ran[1:-1] if number >= min(kept, default=0)]  # from where it began
+    whole_runs = (numbers for numbers in (ran, late) if len(numbers) >= FEWEST and kept.issuperset(numbers))
+    inner = next(whole_runs, ran[1:-1])
+    is_kept = len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner))
+    if not is_kept or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
         return None
     first, last = inner[0], inner[-1]
     whole = any(not block.span.is_between for block in alive)
@@ -100,12 +101,12 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     if loop is not None:
         since, until = min(kept), loop.numbers[-1] + 1
         # Between the calls, it would have been seen in all steps of any loop.
-        seen = list(steps.seen(loop, since, until, whole=True)) if whole else range(since, until)
+        seen = [number for number in loop.between(since, until) if number in steps.followed] if whole else range(since, until)
         # The keys of a cache come in any order, so that it fills ever more slowly: the later half brings less than half as much.
         early = sum(number < seen[len(seen) // 2] for number in kept) if seen else 0
         if is_over(loop, steps) or 2 * (len(kept) - early) < early:
             return None
-        times = sum(1 for _ in steps.seen(loop, first, last, whole=whole))
+        times = sum(not whole or number in steps.followed for number in loop.between(first, last))
     counted = set(inner[:-1])
     return Leak(
         bytes_per_iteration=round(size_of(block for block in alive if block.iteration in counted) / max(1, times)),
@@ -114,28 +115,6 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
         loop=loop,
         blocks=(*(block for block in made if not block.iteration), *sorted(alive, key=lambda block: block.born)),
     )
-
-
-def _inner(ran: list[int], kept: set[int]) -> list[int]:
-    """The iterations that count, in order, if what they made was kept; empty if it was not."""
-    inner = ran[1:-1]
-    if len(kept) >= FEWEST and kept.issuperset(ran):
-        return ran
-    late = [number for number in inner if number >= min(kept, default=0)]  # from where it began
-    if len(late) >= FEWEST and kept.issuperset(late):
-        return late
-    return inner if len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner)) else []
-
-
-def _at_times(ran: list[int], kept: set[int], made: list[Block], steps: Steps) -> list[int]:
-    """The iterations that count where only some keep what the line makes, such as every tenth; empty if that may be chance.
-
-    It is none where they lie evenly, from the first on, and whatever else was made there was let go at once.
-    """
-    if not _lie_evenly([at for at, number in enumerate(ran) if number in kept], len(ran)):
-        return []
-    was_let_go = all(steps.at(block.died) - block.iteration <= _AT_ONCE for block in made if block.died)
-    return ran[1:-1] if was_let_go else []
 
 
 def _swelling(block: Block, steps: Steps) -> Leak | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
@@ -227,10 +227,6 @@ class Steps:
     def at(self, clock: int) -> int:
         """The step in which an event of the ledger was."""
         return bisect_left(self._clocks, clock)
-
-    def seen(self, loop: Loop, first: int, last: int, *, whole: bool) -> Iterator[int]:
-        """Its steps in that time; where `whole`, those that were followed."""
-        return (number for number in loop.between(first, last) if not whole or number in self.followed)
 
     def _learn(self, loop: Loop, heap_bytes: int | None) -> None:
         if not loop.heap or heap_bytes is None or loop.heap[-1] == _UNKNOWN:

@@ -14,8 +14,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
-from torchdebug_magics.instruments.memtrace.held.read_whole import cleared_where_read
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
 from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, Growth
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
@@ -150,7 +149,7 @@ class ProcessGrowth:
         kept = max(self._kept(looks, lines, trains=steps.is_training(main)), key=lambda growth: growth.frees_bytes, default=None)
         if kept is None or kept.frees_bytes < max(_LEAST_BYTES, _LEAST_EACH * times):
             return None
-        whole_bytes = _grown(looks, lambda look: look.rss_bytes + look.worker_bytes)
+        whole_bytes = looks[-1].rss_bytes + looks[-1].worker_bytes - looks[0].rss_bytes - looks[0].worker_bytes
         return replace(
             kept,
             bytes_per_iteration=round(kept.frees_bytes / times * steps.count / main.count),
@@ -198,7 +197,7 @@ class ProcessGrowth:
             f"profile only a few steps: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)`, with `{name}.step()` in the loop; "
             "a profiler keeps every event until it ends, and with `with_stack=True` also the call stacks"
         )
-        size_bytes = _grown(looks, lambda look: look.own_bytes) - in_collections
+        size_bytes = max(0, looks[-1].own_bytes - looks[0].own_bytes) - in_collections
         return _growth("profiler", size_bytes, HolderPath(self._profiler), how, lines.call_of(("profile",)))
 
 
@@ -246,7 +245,7 @@ def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> Growth:
         key=lambda one: one[0],
         default=(0, NOWHERE, None),
     )
-    size_bytes = _grown(looks, lambda look: look.worker_bytes)
+    size_bytes = max(0, looks[-1].worker_bytes - looks[0].worker_bytes)
     if largest[0] >= _MANY:
         how = (
             f"store `{largest[1].as_code}` as a NumPy array or a tensor, not as Python objects: a worker that reads an object "
@@ -264,7 +263,3 @@ def larger(growth: Growth | None, other: Growth | None) -> Growth | None:
         return growth or other
     first, second = sorted((growth, other), key=lambda one: -one.bytes_per_iteration * one.iterations_count)
     return replace(first, others=(*first.others, second.holder)) if second.holder else first
-
-
-def _grown(looks: Sequence[_Look], size: Callable[[_Look], int]) -> int:
-    return max(0, size(looks[-1]) - size(looks[0]))

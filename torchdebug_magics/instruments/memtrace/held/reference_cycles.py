@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from torchdebug_magics.memory.paths import HolderPath
 from torchdebug_magics.report import Location
 
 _FEWEST = 3
+_TO = " -> "
 _LARGE_PART = 0.25
 """Of the peak: less than that may wait for the collector."""
 _LEAST_BYTES = 16 << 10
@@ -85,7 +87,7 @@ class CycleWatch:
         alike: dict[frozenset[str], list[tuple[HolderPath, Block]]] = defaultdict(list)
         for key, path in find([block.ref for block in made.values() if block.ref is not None]).items():
             general = HolderPath(path.label, ("[...]" if piece[1:-1].isdigit() else piece for piece in path.pieces))
-            alike[frozenset(general.split(" -> "))].append((general, made[key]))
+            alike[frozenset(general.split(_TO))].append((general, made[key]))
         lines = KeepingLines(self._places.files)
         rows = [_cycle(members[0][0], [block for _, block in members], lines) for members in alike.values()]
         return tuple(sorted(rows, key=lambda row: -row.freed_bytes))
@@ -104,14 +106,11 @@ def _cycle(path: HolderPath, blocks: list[Block], lines: KeepingLines) -> Cycle:
     alike = Counter((block.place, block.bytes) for block in blocks)
     largest, _ = max(alike, key=lambda kind: kind[1] * alike[kind])
     # (object, by what it refers to the next one): an attribute, ``<closure self>`` or a variable of a frame.
-    references: list[tuple[str, str]] = []
-    holder = path.label
-    for piece in path.pieces:
-        if piece.startswith(" -> "):
-            holder = piece.removeprefix(" -> ")
-        elif holder:
-            references.append((holder, piece.strip(" .'")))
-            holder = ""
+    references = [
+        (holder.removeprefix(_TO), piece.strip(" .'"))
+        for holder, piece in pairwise((_TO + path.label, *path.pieces))
+        if holder.startswith(_TO) and not piece.startswith(_TO)
+    ]
     attributes = [(holder, name) for holder, name in references if name.isidentifier() and name not in _OF_TORCH and ":" not in holder]
     return Cycle(
         path=str(path),
