@@ -12,7 +12,7 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.edited_source import Source, cells
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called, covers, exchanged, expression, loops_around, names_in, nodes, tree_of
 from torchdebug_magics.report import Edit
@@ -39,13 +39,13 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         drawn = (first_writes[use.memory] for use in read if use.memory in first_writes)
         lines.append({line for op in drawn if op.index >= before.index and (line := _maker(op)) is not None})
     # Beside what lasts, as images that are trained through random networks, only a forward draws its layers anew by mistake.
-    common = {line for line in set.intersection(*lines) if line.function == "forward" or not persists}
+    # What gathers shards makes leaves, too, and no module: the line itself must make one.
+    common = {line for line in set.intersection(*lines) if (line.function == "forward" or not persists) and _made_at(line) is not None}
     if not common:
         return
     line = min(common, key=lambda line: line.line)
     edits = _made_in_init(line)
-    made = next((call for call in nodes(ast.Call, statement_at(line.location)) if _makes_module(call)), None)
-    what = ast.unparse(made) if made is not None else line.location.source
+    what = ast.unparse(_made_at(line) or ast.Pass())
     where = f"each call of `{line.function}`" if line.function == "forward" else "each round of the loop"
     fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
     why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
@@ -60,6 +60,13 @@ def _maker(op: RecordedOp) -> Line | None:
         if line.function != "__init__" and loops_around(tree_of(line.file), line.line):
             return line
     return None
+
+
+def _made_at(line: Line) -> ast.Call | None:
+    """The call in a line that makes a module: of a class of torch's, or of one that the user's code defines."""
+    own = {node.name for place in (line.file, *(cell.where.file for cell in cells())) for node in nodes(ast.ClassDef, tree_of(place))}
+    calls = nodes(ast.Call, statement_at(line.location))
+    return next((call for call in calls if _makes_module(call) or called(call) in own), None)
 
 
 def _makes_module(call: ast.Call) -> bool:
