@@ -64,8 +64,15 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
         is_done = run is not None and run.is_complete and not run.error and all(map(math.isfinite, run.losses))
         is_sound = session.has_ended and all(other.is_hint for other in session.report.findings)
         if is_done and is_sound:
-            return _with_finding(report, finding, replace(candidate, fix_state="verified"))
+            return _with_finding(report, finding, _as_verified(candidate))
     return report
+
+
+def _as_verified(finding: Any) -> Any:
+    """The finding with its fix, the first of several, as one that was tried to the end."""
+    fixes = getattr(finding, "fixes", ())
+    first = {"fixes": (replace(fixes[0], verified=True, to_the_end=True), *fixes[1:])} if fixes else {}
+    return replace(finding, fix_state="verified", **first)
 
 
 def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
@@ -148,7 +155,7 @@ def _is_same(finding: Any, other: Any, edits: Sequence[Edit]) -> bool:
 
 
 def _with_finding(report: Any, old: Finding | None, new: Any) -> Any:
-    """The report with another finding in the place of its first, or as its only one; the others were to be tried, and are no more."""
-    if old is not None and type(old) is type(new) and replace(new, fix_state=old.fix_state, edits=old.edits, has_failed=False) == old:
+    """The report with another finding in the place of its first; the alternatives were to be tried, and are no more."""
+    if not hasattr(report, "findings") or (old is not None and new.fix == old.fix):  # what it says stays
         return changed(report, lambda part: new if part is old else part)
     return replace(report, findings=(new, *report.findings[1:]), alternatives=(), sentence=capitalised(new.sentence()))

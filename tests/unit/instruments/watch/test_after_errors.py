@@ -211,6 +211,7 @@ def read_by_workers(shell: InteractiveShell, data: str, magic: str) -> Any:
 def test_an_error_of_a_worker_is_explained_by_the_same_error_in_this_process(magic: str, shell: InteractiveShell) -> None:
     report = read_by_workers(shell, DATA.format(rows=4, many=9), magic)
     assert report.fix == "write `return len(self.x)`"
+    assert report.edits
     assert "`Data.__len__` returns 9, and `self.x` has 8 items" in report.verdict, report.verdict
 
 

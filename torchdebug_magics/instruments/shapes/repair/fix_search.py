@@ -6,7 +6,7 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,8 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.source.edited_source import Source, same
+from torchdebug_magics.probing.source.call_sites import attribute_assignment
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, with_variables
 from torchdebug_magics.probing.source.syntax import exchanged, expression, names_in, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit
@@ -206,8 +207,23 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
     before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
-    changes = tuple(edit for edit in before if edit is not None)
+    made = [_where_made(edit, code, facts.modules) for edit, code in codes.items()]
+    changes = tuple(edit for edit in before if edit is not None) or (tuple(itertools.chain(*made)) if all(made) else ())
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
+
+
+def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module]) -> tuple[Edit, ...]:
+    """The constructor of the class that holds a module, where it makes that module; several classes may have an attribute of that name."""
+    edits: list[Edit] = []
+    for line, path in zip(code.splitlines(), repair.modules, strict=False):
+        holder, _, name = path.rpartition(".")
+        tree, constructor = parsed(line), getattr(type(modules.get(holder)), "__init__", None)
+        statement = attribute_assignment(constructor, name)
+        match tree.body if tree is not None and not (repair.ops or repair.calls) else []:
+            case [ast.Assign(value=ast.Call() as new)] if statement is not None and isinstance(statement.value, ast.Call):
+                place = location(constructor.__code__.co_filename, statement.lineno, "__init__")
+                edits += exchanging(place, statement.value, with_variables(statement.value, new))
+    return tuple(edits) if len(edits) == len(repair.modules) == len(code.splitlines()) else ()
 
 
 def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
