@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -217,7 +218,8 @@ def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module
     edits: list[Edit] = []
     for line, path in zip(code.splitlines(), repair.modules, strict=False):
         holder, _, name = path.rpartition(".")
-        tree, constructor = parsed(line), getattr(type(modules.get(holder)), "__init__", None)
+        tree = parsed(line)
+        constructor: Any = getattr(type(modules.get(holder)), "__init__", None)
         statement = attribute_assignment(constructor, name)
         match tree.body if tree is not None and not (repair.ops or repair.calls) else []:
             case [ast.Assign(value=ast.Call() as new)] if statement is not None and isinstance(statement.value, ast.Call):
