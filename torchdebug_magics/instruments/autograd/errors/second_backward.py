@@ -144,8 +144,8 @@ def _kept_by_module(raised: Raised) -> AutogradFinding | None:
                     continue
                 code = ".".join(filter(None, (name, path, attribute)))
                 tree = tree_of(place.file)
-                asked = map(ast.unparse, nodes(ast.Compare, tree_of(type(module).forward.__code__.co_filename)))
-                is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in asked)
+                tests = map(ast.unparse, nodes(ast.Compare, tree_of(type(module).forward.__code__.co_filename)))
+                is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in tests)
                 change = f"{code} = None" if is_cache else f"{code} = {_without_graph(code, value) or f'{code}.detach()'}"
                 source = None if tree is None else Source(place, tree)
                 edits = () if source is None else (source.before(loop.body[0], change),)

@@ -74,5 +74,5 @@ def _upstream(node: ast.expr, before: list[ast.stmt], frame: FrameType) -> list[
         if bound_names(statement) & wanted:
             met += sorted(read_names(statement) - wanted)
             wanted = wanted | read_names(statement)
-    held = {name: names.get(name, frame.f_globals.get(name)) for name in met}
-    return [name for name, tensor in held.items() if isinstance(tensor, torch.Tensor) and tensor.grad_fn and tensor.shape[:1] == rows]
+    values = {name: names.get(name, frame.f_globals.get(name)) for name in met}
+    return [name for name, tensor in values.items() if isinstance(tensor, torch.Tensor) and tensor.grad_fn and tensor.shape[:1] == rows]

@@ -100,7 +100,8 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         edits = with_parts(facts, type(optimizer).__name__, where, names)
         missed = replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
         group = () if edits else with_group(facts, name, where, missing)
-        yield replace(missed, fix=fix, edits=group, fix_state="compiles") if group else missed
+        added = f"{fix}, as by `{group[0].new.splitlines()[-1]}`" if group else fix
+        yield replace(missed, fix=added, edits=group, fix_state="compiles") if group else missed
 
 
 def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:

@@ -36,7 +36,7 @@ def with_group(facts: TrainingFacts, optimizer: str, where: Location | None, mis
     codes: list[str] = []
     for root in facts.roots:
         variable = variable_of(root)
-        wholes = [path for path, module in root.named_modules() if path and {id(one) for one in module.parameters()} <= lacking]
+        wholes = [path for path, module in root.named_modules() if path and set(map(id, module.parameters())) <= lacking]
         for path, parameter in root.named_parameters() if variable else ():
             whole = next((each for each in wholes if path.startswith(f"{each}.")), "")
             if id(parameter) in lacking:

@@ -18,7 +18,6 @@ from torchdebug_magics.probing.source.syntax import called, covers, exchanged, e
 from torchdebug_magics.report import Edit
 
 _FEWEST_PASSES = 3
-_OWN_ARGUMENTS = frozenset({"self", "torch", "nn"})
 
 
 def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
