@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -209,7 +210,6 @@ def test_a_model_that_was_trained_before_is_not_judged_by_a_fresh_one(shell: Int
 
 
 def test_pyplot_has_no_figure_more_after_a_trial(shell: InteractiveShell) -> None:
-    plt = pytest.importorskip("matplotlib.pyplot")
     plt.close("all")
     draws = LOOP.replace("        optimizer.step()", "        optimizer.step()\n    plt.figure()")
     optimizer = "torch.optim.SGD(net.parameters(), 1e-7)"
