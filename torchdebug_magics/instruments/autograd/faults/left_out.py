@@ -95,11 +95,11 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     missing = list(_missing_by_mistake(facts, updated, forgotten, where))
     if names := facts.names_of(missing):
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
-        if copy := _copy_of_trained(trained, facts.roots, missing):
+        if copy := _copy_of_trained(trained, facts.roots, missing):  # no edit: whoever trains a target network gets worse values
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
         edits = with_parts(facts, type(optimizer).__name__, where, names)
         missed = replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
-        group = () if edits else with_group(facts, name, where, missing)
+        group = () if edits or copy else with_group(facts, name, where, missing)
         added = f"{fix}, as by `{group[0].new.splitlines()[-1]}`" if group else fix
         yield replace(missed, fix=added, edits=group, fix_state="compiles") if group else missed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 import torch
@@ -36,11 +37,12 @@ def with_group(facts: TrainingFacts, optimizer: str, where: Location | None, mis
     codes: list[str] = []
     for root in facts.roots:
         variable = variable_of(root)
-        wholes = [path for path, module in root.named_modules() if path and set(map(id, module.parameters())) <= lacking]
+        wholes = [f"{path}." if path else "" for path, module in root.named_modules() if set(map(id, module.parameters())) <= lacking]
         for path, parameter in root.named_parameters() if variable else ():
-            whole = next((each for each in wholes if path.startswith(f"{each}.")), "")
+            whole = next((each for each in wholes if path.startswith(each)), None)
             if id(parameter) in lacking:
-                codes.append(f"*{variable}{_subscripted(whole)}.parameters()" if whole else f"{variable}{_subscripted(path)}")
+                code = f"{variable}{_subscripted(path)}" if whole is None else f"*{variable}{_subscripted(whole)}parameters()"
+                codes.append(code)
     if where is None or tree is None or not codes or (made := Source(where, tree)).statement is None:
         return ()
     group = f"{optimizer}.add_param_group({{'params': [{', '.join(dict.fromkeys(codes))}]}})"
@@ -49,4 +51,4 @@ def with_group(facts: TrainingFacts, optimizer: str, where: Location | None, mis
 
 def _subscripted(path: str) -> str:
     """``[0].weight`` for ``0.weight``."""
-    return "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{path}")
