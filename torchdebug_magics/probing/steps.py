@@ -31,6 +31,7 @@ _MOST_SEARCHES = 32
 """Each looks at every object of the process; afterwards, parameters of new models are named by their number."""
 _MOST_NODES = 48
 _MOST_CLIPS = 8
+_KEPT_PASSES = 64
 _FIRST_LOOKS, _LOOK_EVERY = 4, 64
 """Backward passes whose loss is looked at for its number of classes: the first few, then one in so many."""
 _OF_TWO = "BinaryCrossEntropy"
@@ -215,7 +216,9 @@ class EventWatch:
         self.lines = Lines(Line)
         self.scheduled: dict[int, tuple[float, Line | None]] = {}
         """The learning rate that a scheduler gave a group last, by the id of the group, and where it was stepped."""
-        self.backward_count = 0
+        self.backward_count = self.steps_count = 0
+        self.values: list[torch.Tensor] = []
+        """Of the first passes and of the last ones, while no optimizer has updated anything."""
         self.wants_leaves = False
         """Whether the next loss is asked for what it depends on."""
         self._hooks, self._guard, self._batches = hooks, guard, _Batches()
@@ -260,6 +263,7 @@ class EventWatch:
     def take(self) -> StepEvents:
         """The events before an update, which is over; those of the next begin."""
         events = self.now
+        self.steps_count, self.values = self.steps_count + 1, []
         events.batch = self._batches.taken()
         self.now = StepEvents(events.backward_line, events.factor, events.classes)
         return events
@@ -278,6 +282,8 @@ class EventWatch:
             events.is_scaled = loss.grad_fn is not None and loss.grad_fn.name() == "MulBackward0"
             self.backward_count += 1
             value = local_of(loss).detach()
+            if not self.steps_count:
+                self.values = [*self.values[:_KEPT_PASSES], *self.values[_KEPT_PASSES:][-_KEPT_PASSES:], value.clone()]
             events.total = value.clone() if events.total is None or events.total.device != value.device else events.total + value
             events.count += 1
             events.zeroed = None

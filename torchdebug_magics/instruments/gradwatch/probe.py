@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.format import plural
 from torchdebug_magics.instrument import SCRIPT, CellContext
+from torchdebug_magics.instruments.gradwatch import by_hand
 from torchdebug_magics.instruments.gradwatch.measuring import OptimizerWatch, gradient_of
 from torchdebug_magics.instruments.gradwatch.record import MOST_OPTIMIZERS, GradientHistory, GradientStep, ModuleNumbers, RunRecord, Write
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradReport, verdict
@@ -77,16 +79,26 @@ class GradProbe:
         """Freeze what was measured, and judge it."""
         findings = self._guard.run("the search for faults", self._judge.findings) or ()
         doubts = () if findings else self._guard.run("the search for doubts", self._judge.doubts) or ()
+        by_hand_fields = None if self._record.histories else self._guard.run("the look at a training by hand", self._by_hand)
         is_in_doubt = bool(findings or doubts or self._raised)
-        rates = self._guard.run("other learning rates", self._judge.other_rates, findings) if is_in_doubt else None
+        alternatives = self._guard.run("the search for changes", self._judge.alternatives, findings) if is_in_doubt else None
         judged = {
             "findings": findings,
             "doubts": doubts,
-            "alternatives": rates or (),
+            "alternatives": alternatives or (),
             "backward_count": self._events.backward_count,
             "raised": self._raised,
         }
-        return verdict(self._record.report(**judged, problems=tuple(self._guard.problems)))
+        report = self._record.report(**judged, problems=tuple(self._guard.problems))
+        return verdict(report if by_hand_fields is None else replace(report, **by_hand_fields))
+
+    def _by_hand(self) -> dict[str, Any] | None:
+        """The fields of a report on a training without an optimizer; None of one that is well, or is none."""
+        if len(self._events.values) < by_hand.FEW_PASSES or (rate := by_hand.rate_by_hand()) is None:
+            return None
+        losses = [float(value) for value in self._events.values]
+        doubts = by_hand.doubts(losses)
+        return {"losses": losses, "doubts": doubts, "alternatives": tuple(rate.others())} if doubts else None
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._raised = "" if kind is None else kind.__name__

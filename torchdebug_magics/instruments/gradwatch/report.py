@@ -146,13 +146,15 @@ def _sentence(report: GradReport) -> str:
     if report.finding is not None:
         more = len(report.findings) - 1
         return capitalised(report.finding.sentence()) + (f" · and {plural(more, 'more finding')}" if more else "")
+    if report.doubts and not report.steps_count:
+        return f"No fault found, but {report.doubts[0]}"
     if not report.steps_count:
         passes = f": {plural(report.backward_count, 'backward pass', 'es')}, no optimizer step" if report.backward_count else ""
         return f"No optimizer step in this cell{until}: nothing to watch" if not passes else f"Nothing to watch{until}{passes}"
-    if not report.rows:
-        return f"No gradients to watch{until}: {plural(report.steps_count, 'optimizer step')} without gradients"
-    if report.nonfinite_step is not None:
-        return f"Gradients are NaN or inf from step {report.nonfinite_step} on, without growth before: `%%nanhunt` names the op"
+    if not report.rows or report.nonfinite_step is not None:
+        without = f"No gradients to watch{until}: {plural(report.steps_count, 'optimizer step')} without gradients"
+        broken = f"Gradients are NaN or inf from step {report.nonfinite_step} on, without growth before: `%%nanhunt` names the op"
+        return broken if report.rows else without
     what = f"{plural(report.steps_count, 'step')} of {plural(len(report.modules), 'module')}{until}"
     if report.doubts:
         return f"No fault in {what}, but {report.doubts[0]}"

@@ -12,6 +12,7 @@ from itertools import chain, combinations, groupby, islice
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
+from torchdebug_magics.instruments.gradwatch.ablations import ablations
 from torchdebug_magics.instruments.gradwatch.loss_faults import (
     FEW_LOSSES,
     NO_DROP,
@@ -57,8 +58,6 @@ _TINY_GRADIENT = 1e-7
 """Norm of a gradient that is too small for a loss that has not converged."""
 _GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
 """Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
-_OF_THE_RATE: frozenset[GradKind] = frozenset({"diverging", "too_fast", "plateau_at_chance"})
-"""What another learning rate may mend."""
 _OTHER_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), 1.0
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
 _SPIKE_STEPS, _MOST_SPIKES = 10, 8
@@ -106,15 +105,15 @@ class Judge:
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
 
-    def other_rates(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
-        """Of a training whose loss does not fall, and may fall with another learning rate: what is to be said of each that would do."""
+    def alternatives(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
+        """Of a training whose loss does not fall: what is to be said of each change with which it may, another learning rate first."""
         trained = [history for history in self._record.histories if history.steps]
-        rate = trained[0].steps[-1].rate if len(trained) == 1 else 0.0
-        is_rated = any(finding.kind in _OF_THE_RATE or "the learning rate from" in finding.fix for finding in findings[:1])
-        is_open = is_rated or not findings
-        if not is_open or not 0 < rate < math.inf or trained[0].is_scheduled:
+        if len(trained) != 1 or any(finding.stage == "fault" for finding in findings[:1]):
             return ()
-        return tuple(self._at_rate(trained[0], rate, rounded(rate * factor)) for factor in _OTHER_RATES if rate * factor <= _HIGHEST)
+        history, rate = trained[0], trained[0].steps[-1].rate
+        factors = _OTHER_RATES if 0 < rate < math.inf and not history.is_scheduled else ()
+        rates = [self._at_rate(history, rate, rounded(rate * factor)) for factor in factors if rate * factor <= _HIGHEST]
+        return *rates, *ablations(history)
 
     @staticmethod
     def _at_rate(history: GradientHistory, rate: float, new: float) -> GradFinding:

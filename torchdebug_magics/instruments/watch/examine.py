@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 
 from torchdebug_magics import catalog
-from torchdebug_magics.instrument import CellContext
+from torchdebug_magics.instrument import SCRIPT, CellContext, finished
 from torchdebug_magics.instruments.watch.report import WatchReport
 from torchdebug_magics.instruments.watch.tried_fixes import tried
+from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.syntax import nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_module_code, is_user_code, location, owner
@@ -21,7 +24,12 @@ from torchdebug_magics.probing.state.training_again import TrainingAgain
 from torchdebug_magics.probing.state.worker_error import raised_here
 from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Report
+from torchdebug_magics.session import Session
 
+_RECORDING = ("autograd", "nanhunt")
+"""What explains an error by what it has seen of the cell before."""
+_STEPS = 10_000
+"""Of a cell that is run again up to its error: more than its time allows."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -29,14 +37,41 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
     """The report on the error of the previous cell; None where it ended without one."""
     if context.last_error is None:
         return None
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(context.last_error.__traceback__))
+    file = next((code.co_filename for code in frames if is_user_code(code) and is_module_code(code)), "")
+    again = TrainingAgain(file, Guard(), context.unshown)
     after = explained(context)
+    if after is None or after[0] == "autograd":  # which is seen while the cell runs, more than afterwards
+        context.progress("the cell is run again, and recorded")
+        after = recorded_again(again, context.last_error_line) or after
     if after is not None:
         name, report = after
-        frames = (frame.f_code for frame, _ in traceback.walk_tb(context.last_error.__traceback__))
-        file = next((code.co_filename for code in frames if is_user_code(code) and is_module_code(code)), "")
-        again = TrainingAgain(file, Guard(), context.unshown)
         return tried(name, report, again, context.progress, steps=0, raised=True)
     return WatchReport(**{"suggestion": "%%torchdebug", **what_ended(context.last_error)})
+
+
+def recorded_again(again: TrainingAgain, error_line: str) -> tuple[str, Report] | None:
+    """The instrument that explains the error while the cell is run again from fresh models, and its report; None where none does."""
+    sessions = {name: Session[Any](catalog.instrument(name).probe({}, SCRIPT)) for name in _RECORDING}
+    if not again.can_run:
+        return None
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with ExitStack() as stack:
+            for session in sessions.values():
+                stack.enter_context(session)
+            yield
+
+    try:
+        with again.opened():
+            run = again.run((), _STEPS, watched())
+    except Irrevocable:
+        return None
+    if run is None or run.error != error_line:
+        return None
+    reports = {name: finished(session.report) for name, session in sessions.items() if session.has_ended}
+    return next(((name, report) for name, report in reports.items() if report.main_stage() in {"end", "outcome"}), None)
 
 
 def explained(context: CellContext) -> tuple[str, Report] | None:

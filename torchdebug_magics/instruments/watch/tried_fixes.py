@@ -17,12 +17,13 @@ from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
 from torchdebug_magics.report import Edit, Finding, Report, changed
 from torchdebug_magics.session import Session
 
-_STEPS, _STEPS_OF_A_RATE, _STEPS_TO_AN_ERROR = 150, 60, 20
+_STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 60, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
-_LOWER, _FALLEN = 0.8, 0.9
-"""What a change must leave of the loss that the training as written comes to, and of the loss that it begins with."""
+_LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
+"""What a change may leave of the loss that the training as written comes to, of the loss that it begins with, and of what an earlier
+change comes to, to be better."""
 
 
 def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[str], object], *, steps: int, raised: bool) -> Report:
@@ -40,11 +41,11 @@ def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[s
     result: Report = report
     try:
         with again.opened():
-            progress("other learning rates are tried" if alternatives and not raised else "the fix is tried")
+            progress("changes of the training are tried" if alternatives and not raised else "the fix is tried")
             if raised:
                 result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR))
             elif alternatives:
-                result = _with_best_rate(report, again, min(_STEPS_OF_A_RATE, max(steps, 2 * _FEW)))
+                result = _with_best_change(report, again, min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
             else:
                 result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)))
     except Irrevocable:
@@ -75,23 +76,27 @@ def _as_verified(finding: Any) -> Any:
     return replace(finding, fix_state="verified", **first)
 
 
-def _with_best_rate(report: Any, again: TrainingAgain, steps: int) -> Any:
+def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     """The report with the alternative as its finding that lets the loss fall furthest, if any does."""
     as_written = again.run((), steps)
     if as_written is None or as_written.error or len(as_written.losses) < _FEW or not _is_like(as_written, report):
         return report
-    helpful: list[tuple[float, Any, Run]] = []
-    for finding in report.alternatives:
-        run = again.run(finding.edits, steps) if finding.edits else None
+    best: tuple[float, Any, Run] | None = None
+    is_past_best_rate = False
+    for finding in (*report.findings[:1], *report.alternatives):
+        if not finding.edits or (finding.value and is_past_best_rate):
+            continue
+        run = again.run(finding.edits, steps)
         if run is not None and _helps(run, as_written):
-            helpful.append((_last(run.losses), finding, run))
-        elif helpful:
-            break  # further away from the rate that helps
-    if not helpful:
+            share = _last(run.losses) / _first(run.losses)
+            best = (share, finding, run) if best is None or share < _MUCH_LOWER * best[0] else best
+        elif best is not None:
+            is_past_best_rate = True
+    if best is None:
         return report
-    _, finding, run = min(helpful, key=lambda trial: trial[0])
+    _, finding, run = best
     why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss from {number(run.losses[0])} to "
-    why += f"{number(_last(run.losses))}; as written, to {number(_last(as_written.losses))}"
+    why += f"{number(_last(run.losses))}; as written, from {number(as_written.losses[0])} to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
     return replace(_with_finding(report, report.finding, finding), doubts=())
 
@@ -108,11 +113,16 @@ def _is_like(as_written: Run, report: Any) -> bool:
 
 
 def _helps(run: Run, as_written: Run) -> bool:
+    """Whether the loss falls, and further than as written: by its share, as without a factor it is another one."""
     if run.error or len(run.losses) < len(as_written.losses) // 2 or not all(map(math.isfinite, run.losses)):
         return False
-    first, last = statistics.fmean(run.losses[:3]), _last(run.losses)
-    other = _last(as_written.losses[: len(run.losses)])
+    first, last = _first(run.losses), _last(run.losses)
+    other = _last(as_written.losses[: len(run.losses)]) * run.losses[0] / as_written.losses[0]
     return 0 <= last < _FALLEN * first and (not math.isfinite(other) or last < _LOWER * other)
+
+
+def _first(losses: list[float]) -> float:
+    return statistics.fmean(losses[:3])
 
 
 def _last(losses: list[float]) -> float:

@@ -37,6 +37,8 @@ from torchdebug_magics.report import Edit
 
 _MOST_S, _ALL_S = 12.0, 36.0
 """Of one run, and of all: a net for slow trainings. A run that it ends counts as far as it came."""
+_MOST_PASSES = 4
+"""Backward passes for each step that is asked for, where no optimizer makes any."""
 _MOST_KEEPING_S = 2.0
 """Of looking at all that the names reach, which is put back after each run."""
 _MOST_BYTES = 256 << 20
@@ -117,11 +119,15 @@ class TrainingAgain:
             return None
         begin_s, result = time.monotonic(), Run()
         until_s, is_in_cell = begin_s + min(_MOST_S, self._left_s), False
-        latest = [math.nan]
+        latest, by_hand = [math.nan], list[float]()
 
         def differentiated(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
             values = [tensor.detach().float().mean() for tensor in tensors_in([tensors])]
             latest[0] = float(sum(values)) if values else math.nan
+            by_hand.append(latest[0])
+            if not result.losses and is_in_cell and len(by_hand) > _MOST_PASSES * steps:
+                result.is_complete = True
+                raise EnoughError(is_late=False)
             return original(tensors, *args, **kwargs)
 
         def updated(*_: object) -> None:
@@ -143,13 +149,14 @@ class TrainingAgain:
                     result.is_complete = True
                 except EnoughError:
                     pass
-                except (Irrevocable, KeyboardInterrupt):
-                    raise
-                except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
-                    result.error = error_line(error)
+        except (Irrevocable, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
+            result.error = error_line(error)
         finally:
             self._put_back()
             self._left_s -= time.monotonic() - begin_s
+        result.losses = result.losses or by_hand
         return result if is_in_cell else None
 
     def _program(self, edits: Sequence[Edit]) -> list[tuple[str, list[ast.stmt], bool]] | None:

@@ -322,7 +322,24 @@ class Net(nn.Module):
         return self.head(pair[0])
 net = Net()
 """
+BRANCHES = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, self.head = nn.Linear(4, 6), nn.Linear(12, 2)
+    def forward(self, a, b):
+        both = torch.cat((self.part(a), self.part(b)), 0)
+        return self.head(both)
+net = Net()
+def score(a, b):
+    return net(a, b).sum()
+"""
 MADE = {
+    "a concatenation in an earlier line": ((BRANCHES, "score(torch.randn(3, 4), torch.randn(3, 4))"), "self.part(b)), dim=-1)"),
+    "numbers of another precision": (
+        (BRANCHES.replace("(a), self.part(b)), 0", "(a.float()), self.part(b)), 1"), "score(torch.randn(3, 4), torch.randn(3, 4).double())"),
+        "return net(a, b.float()).sum()",
+    ),
     "an input that is not flat": (
         (PROJECTION, "net((torch.randn(3, 2, 2, 2), 0))"),
         "        x = x.flatten(1)\n        return self.mod(x)",
@@ -396,4 +413,28 @@ def test_a_value_that_a_module_keeps_is_computed_anew_in_each_step(shell: Intera
     answer = asked(shell, IMPORTS + KEEPS.format(start="None"), steps)
     assert (answer.report.fix, answer.report.fix_state) == ("run `net.cache = None` at the start of each step", "verified")
     assert "`net.cache` keeps the graph of an earlier step" in answer.report.verdict
+    assert answer.result.success
+
+
+STATE = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8), nn.Linear(8, 1)
+        self.h, self.c = torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
+    def forward(self, x):
+        out, _ = self.lstm(x, (self.h, self.c))
+        (self.h, self.c) = _
+        return self.head(out)
+net = Net()
+x, y = torch.randn(6, 5, 2, 4), torch.randn(6, 5, 2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+
+
+def test_what_only_a_tape_shows_is_seen_in_a_second_run(shell: InteractiveShell) -> None:
+    steps = "for step in range(6):\n    loss = ((net(x[step]) - y[step]) ** 2).mean()\n    optimizer.zero_grad()\n    loss.backward()\n"
+    answer = asked(shell, IMPORTS + STATE, steps + "    optimizer.step()\n")
+    assert "`net.h`, `net.c` keep the graph of an earlier step" in answer.report.verdict
+    assert answer.report.backward_count > 0  # of the second run
     assert answer.result.success

@@ -73,6 +73,73 @@ def test_a_learning_rate_is_blamed_where_another_one_lets_the_training_learn(she
     assert repaired_loss(shell, report, *cells) < 1.5
 
 
+BLOCK = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(6, 32), nn.Dropout({p}), nn.Linear(32, 1)
+    def forward(self, x):
+        return {output}
+torch.manual_seed(1)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
+"""
+PLAIN = "self.last(F.relu(self.first(x)))"
+
+
+@pytest.mark.parametrize(
+    ("cells", "blamed"),
+    [
+        ((SETUP, BLOCK.format(p=0.1, output=PLAIN), LOOP.replace("optimizer.step()", "optimizer.step()\n        decay.step()")), "decay"),
+        ((SETUP, BLOCK.format(p=0.99, output=PLAIN.replace("F.relu(self.first(x))", "self.drop(self.first(x))")), LOOP), "self.drop"),
+        ((SETUP, BLOCK.format(p=0.1, output=PLAIN), LOOP.replace("at + 32])\n", "at + 32]) / 1e5\n")), "/ 100000.0"),
+        ((SETUP + "x = 400 * x + 9000\n", BLOCK.format(p=0.1, output=f"F.softmax({PLAIN}, dim=0)"), LOOP), "softmax"),
+    ],
+    ids=["factor", "schedule", "dropout", "loss", "softmax"],
+)
+def test_what_keeps_a_training_from_learning_is_named(shell: InteractiveShell, cells: tuple[str, ...], blamed: str) -> None:
+    decay = "decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)\n"
+    cells = (cells[0], cells[1] + decay, cells[2])
+    report = watched(shell, *cells)
+    assert report.fix_state == "verified", report.verdict
+    assert blamed in report.verdict
+    assert repaired_loss(shell, report, *cells) < 2.5
+
+
+BY_HAND = """\
+import torch
+torch.manual_seed(0)
+x = 30 * torch.randn(100, 3); y = x @ torch.tensor([1.0, 2.0, 3.0])
+w = torch.zeros(3, requires_grad=True)
+rate = 0.01
+def sgd(parameter, rate):
+    with torch.no_grad():
+        parameter -= rate * parameter.grad
+        parameter.grad.zero_()
+"""
+STEPS_BY_HAND = """\
+for _ in range(12):
+    loss = ((x @ w - y) ** 2).mean()
+    loss.backward()
+    sgd(w, {})
+"""
+
+
+@pytest.mark.parametrize("rate", ["rate", "0.01"])
+def test_a_rate_of_updates_by_hand_is_blamed_too(shell: InteractiveShell, rate: str) -> None:
+    cells = (BY_HAND, STEPS_BY_HAND.format(rate))
+    report = watched(shell, *cells)
+    assert (report.instrument, report.fix_state) == ("gradwatch", "verified"), report.verdict
+    assert "0.01 is too high" in report.verdict
+    assert repaired_loss(shell, report, *cells) < 10_000
+
+
+def test_gradients_without_updates_are_no_training(shell: InteractiveShell) -> None:
+    report = watched(shell, BY_HAND, STEPS_BY_HAND.replace("sgd(w, {})", "w.grad = None"))
+    assert not report.found
+    assert not report.doubts
+
+
 def test_no_learning_rate_is_blamed_where_none_would_do(shell: InteractiveShell) -> None:
     noise = SETUP.replace("y = x.sum(1, keepdim=True)", "y = torch.randn(256, 1)")
     loop = LOOP.replace("net(x[at:at + 32])", "net(torch.randn(32, 6))")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -69,6 +69,8 @@ def second_time(raised: Raised) -> AutogradFinding:
             here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls
         )
         known = [name for name in names if name in carried or "." in name or not is_of_loop]
+        if not (known or carried or names) and (kept := _kept_by_module(raised, **more)) is not None:
+            return kept
         return _carried(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
@@ -130,34 +132,45 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
     return None
 
 
-def _kept_by_module(raised: Raised) -> AutogradFinding | None:
-    """A value that a module keeps from one step of a loop to the next, with the graph of the step that computed it."""
-    passed = {id(node) for node in upstream(root.grad_fn for root in raised.roots)}
+def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
+    """What a module keeps from one step of a loop to the next, with the graph of the step that computed it."""
+    passed = {node for node in upstream(root.grad_fn for root in raised.roots) if not hasattr(node, "variable")}
     for frame, place in raised.frames:
         loop = loop_around(place)
         names = {} if loop is None else {**frame.f_globals, **frame.f_locals}
         models = [(name, names[name]) for name in sorted(names_in(loop)) if isinstance(names.get(name), torch.nn.Module)] if loop else []
-        for name, (path, module) in ((name, part) for name, model in models for part in model.named_modules()):
-            kept = {attribute: value for attribute, value in vars(module).items() if not attribute.startswith("_")}
-            for attribute, value in kept.items():
-                if loop is None or not any(id(tensor.grad_fn) in passed for tensor in parts_of_value(value) if tensor.grad_fn is not None):
-                    continue
-                code = ".".join(filter(None, (name, path, attribute)))
-                tree = tree_of(place.file)
-                tests = map(ast.unparse, nodes(ast.Compare, tree_of(type(module).forward.__code__.co_filename)))
-                is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in tests)
-                change = f"{code} = None" if is_cache else f"{code} = {_without_graph(code, value) or f'{code}.detach()'}"
-                source = None if tree is None else Source(place, tree)
-                edits = () if source is None else (source.before(loop.body[0], change),)
-                return raised.finding(
-                    f"`{code}` keeps the graph of an earlier step",
-                    "",
-                    fix=f"run `{change}` at the start of each step",
-                    edits=edits,
-                    tensor=code,
-                    explanation="the backward() of that step has freed its graph",
-                )
+        changes = {
+            code: change
+            for name, model in models
+            for path, module in model.named_modules()
+            for code, change in _without_graphs(".".join(filter(None, (name, path))), module, passed)
+        }
+        if loop is not None and changes:
+            tree, change = tree_of(place.file), "\n".join(changes.values())
+            source = None if tree is None else Source(place, tree)
+            return raised.finding(
+                f"{listed([f'`{code}`' for code in changes])} {'keeps' if len(changes) == 1 else 'keep'} the graph of an earlier step",
+                "",
+                fix=f"run {listed([f'`{line}`' for line in changes.values()])} at the start of each step",
+                edits=() if source is None else (source.before(loop.body[0], change),),
+                tensor=", ".join(changes),
+                explanation="the backward() of that step has freed its graph",
+                **more,
+            )
     return None
+
+
+def _without_graphs(owner: str, module: torch.nn.Module, passed: set[Any]) -> Iterator[tuple[str, str]]:
+    """(attribute of a module, statement that cuts it off) of each that its code reads, and whose graph has a node in `passed`."""
+    tree = tree_of(type(module).forward.__code__.co_filename)
+    read = {node.attr for node in nodes(ast.Attribute, tree) if isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "self"}
+    tests = [*map(ast.unparse, nodes(ast.Compare, tree))]
+    for attribute, value in vars(module).items():
+        graph = upstream(tensor.grad_fn for tensor in parts_of_value(value) if tensor.grad_fn is not None)
+        if attribute in read and not passed.isdisjoint(graph):
+            code = f"{owner}.{attribute}"
+            is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in tests)
+            yield code, f"{code} = None" if is_cache else f"{code} = {_without_graph(code, value) or f'{code}.detach()'}"
 
 
 def _last_bound(name: str, file: str, loop: Loop) -> Location | None:

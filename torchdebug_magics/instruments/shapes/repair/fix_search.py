@@ -208,7 +208,7 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
     before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
-    made = [_where_made(edit, code, facts.modules) for edit, code in codes.items()]
+    made = [_where_made(edit, code, facts.modules) or _where_it_ran(edit, code, caller) for edit, code in codes.items()]
     changes = tuple(edit for edit in before if edit is not None) or (tuple(itertools.chain(*made)) if all(made) else ())
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
 
@@ -226,6 +226,16 @@ def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module
                 place = location(constructor.__code__.co_filename, statement.lineno, "__init__")
                 edits += exchanging(place, statement.value, with_variables(statement.value, new))
     return tuple(edits) if len(edits) == len(repair.modules) == len(code.splitlines()) else ()
+
+
+def _where_it_ran(repair: Repair, code: str, caller: Caller | None) -> tuple[Edit, ...]:
+    """The expression in the place of the one that ran, which may stand in an earlier line than the one that raised."""
+    sites = [caller.site] if caller is not None and _at_call(repair, caller) else repair.sites
+    tree = parsed(code)
+    match tree.body if tree is not None and len({id(site) for site in sites}) == 1 and not repair.modules else []:
+        case [ast.Expr(new)] if isinstance(sites[0].expression, ast.expr):
+            return exchanging(location(sites[0].code.co_filename, sites[0].line, sites[0].code.co_name), sites[0].expression, new)
+    return ()
 
 
 def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:

@@ -1,0 +1,229 @@
+"""A training that stands still, less one part at a time: each change of the user's code with which it is tried again.
+
+As in an ablation study, what a part does is seen by how the training goes without it; no part is suspected by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from torchdebug_magics.instruments.gradwatch.record import GradientHistory
+from torchdebug_magics.instruments.gradwatch.repairs import finding
+from torchdebug_magics.instruments.gradwatch.report import GradFinding
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
+from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    bound_names,
+    called,
+    copied,
+    expression,
+    last_name,
+    loops_around,
+    names_in,
+    nodes,
+    read_names,
+    root_of,
+)
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit, Location
+
+_MOST = 40
+"""Changes that are tried."""
+_ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
+_NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
+_STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
+_FAR_FROM_1 = 5.0
+
+
+def ablations(history: GradientHistory) -> Iterator[GradFinding]:
+    """What is to be said of each part of the training's code if the loss falls without it; the parts next to the loss first."""
+    return islice((_finding(history, *change) for change in _changes(history)), _MOST)
+
+
+def _finding(history: GradientHistory, where: Location, what: str, fix: str, edits: tuple[Edit, ...]) -> GradFinding:
+    said = finding(history, "not_learning", where, fix, headline=f"the training does not learn {what}", why="")
+    return replace(said, edits=edits, fix_state="compiles")
+
+
+def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
+    """(line, what is wrong, fix, edits) of each."""
+    code = _Code(history)
+    seen = set[tuple[Edit, ...]]()
+    for statement, where in code.statements():
+        for what, fix, edits in (*_without_parts(code, statement, where), *_without(code, statement, where)):
+            if edits and edits not in seen:
+                seen.add(edits)
+                yield where, what, fix, edits
+
+
+def _without_parts(code: _Code, statement: ast.stmt, where: Location) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
+    """The statement with one part of an expression left out, or with a usual one put in."""
+    for node in nodes(ast.expr, statement):
+        for new in code.less(node, is_made=isinstance(statement, ast.Assign)):
+            old_text, new_text = ast.unparse(node), ast.unparse(new)
+            is_more = len(new_text) > len(old_text)
+            what = f"without `{new_text}`" if is_more else f"with `{old_text}`"
+            if isinstance(statement, ast.Assign) and node is statement.value and new_text == ast.unparse(statement.targets[0]):
+                yield what, f"remove `{ast.unparse(statement)}`", code.without(statement, where)
+            else:
+                yield what, f"replace `{old_text}` by `{new_text}`", exchanging(where, node, new)
+
+
+def _without(code: _Code, statement: ast.stmt, where: Location) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
+    """The block without the statement, where that is a call for its effect, or freezes a parameter."""
+    is_setting = isinstance(statement, ast.Assign) and last_name(statement.targets[0]) == "requires_grad"
+    if is_setting or (isinstance(statement, ast.Expr) and code.is_optional(statement.value)):
+        text = ast.unparse(statement)
+        yield f"with `{text}`", f"remove `{text}`", code.without(statement, where)
+
+
+class _Code:
+    """The statements that make a training: its outermost loop, the functions and classes that it uses, and the cells before."""
+
+    def __init__(self, history: GradientHistory) -> None:
+        self._history = history
+        self._space: dict[str, Any] = vars(sys.modules["__main__"])
+        self._cells = list(cells())
+        self.trees = {cell.where.file: cell.tree for cell in self._cells}
+        self._computed = self._of_the_output()
+
+    def statements(self) -> Iterator[tuple[ast.stmt, Location]]:
+        """Those of the functions first, from the last one on: it is next to the loss."""
+        loops: list[tuple[str, ast.stmt]] = []
+        line = self._history.line
+        for file, tree in self.trees.items():
+            if line is not None and line.file == file:
+                loops += [(file, loop) for loop in loops_around(tree, line.line)[:1]]
+        functions = self._functions([loop for _, loop in loops] or [*self.trees.values()])
+        inner = sorted(functions, key=lambda place: place[1].name == "__init__")
+        tops = [(file, node) for file, tree in self.trees.items() for node in reversed(tree.body) if not _is_scope(node)]
+        for file, root in (*inner, *loops, *tops):
+            simple = [node for node in nodes(ast.stmt, root) if not hasattr(node, "body")]
+            for statement in sorted(simple, key=lambda node: -node.lineno):
+                yield statement, location(file, statement.lineno, "<module>")
+
+    def _functions(self, roots: list[Any]) -> list[tuple[str, ast.FunctionDef]]:
+        """Those whose names are read in these trees, or in one that is; of a class that is read, what is always called."""
+        known = [(file, node) for file, tree in self.trees.items() for node in _defined(tree)]
+        used: list[tuple[str, ast.FunctionDef]] = []
+        read = {name for root in roots for name in _mentioned(root)}
+        for _ in known:
+            more = [place for place in known if place not in used and place[1].name in read | _ALWAYS_CALLED]
+            if not more:
+                break
+            used += more
+            read |= {name for _, node in more for name in _mentioned(node)}
+        return used
+
+    def _of_the_output(self) -> set[str]:
+        """Variables of the cells that are computed from what a model returns."""
+        models = {name for name, value in self._space.items() if isinstance(value, torch.nn.Module)}
+        names = set[str]()
+        assigned = [node for tree in self.trees.values() for node in nodes((ast.Assign, ast.AugAssign), tree)]
+        for _ in range(3):
+            for node in assigned:
+                if names_in(node.value) & names or any(root_of(call.func) in models for call in nodes(ast.Call, node.value)):
+                    names |= bound_names(node)
+        return names | models
+
+    def without(self, statement: ast.stmt, where: Location) -> tuple[Edit, ...]:
+        """The edit that removes a statement; none where others begin in its line."""
+        source = Source(where, self.trees[where.file])
+        is_only = any(getattr(node, "body", None) == [statement] for node in nodes(ast.stmt, source.tree))
+        return (source.replacing(statement, "pass" if is_only else ""),) if source.is_alone(statement) else ()
+
+    def is_optional(self, call: ast.expr) -> bool:
+        """Whether it is a call without which a training still is one."""
+        is_step = root_of(call) == self._history.name or called(call) in {"backward", "append", "print", "display"}
+        return isinstance(call, ast.Call) and not is_step and called(call) != "__init__"
+
+    def less(self, node: ast.expr, *, is_made: bool) -> Iterator[ast.expr]:
+        """What may stand in place of an expression."""
+        is_of_output = bool(names_in(node) & self._computed) or root_of(node) == "self" or not is_made
+        match node:
+            case ast.BinOp(left, ast.Mult() | ast.Div(), ast.Constant(float() | int() as factor)) if is_of_output:
+                if not 1 / _FAR_FROM_1 < abs(factor) < _FAR_FROM_1:
+                    yield left
+            case ast.BinOp(ast.Constant(float() | int() as factor), ast.Mult(), right) if is_of_output:
+                if not 1 / _FAR_FROM_1 < abs(factor) < _FAR_FROM_1:
+                    yield right
+            case ast.Call():
+                kind = self._value(node.func)
+                yield from self._made_otherwise(node, kind) if inspect.isclass(kind) else self._called_otherwise(node, kind)
+                if is_of_output and not inspect.isclass(kind):
+                    yield from self._not_called(node, kind)
+
+    def _made_otherwise(self, call: ast.Call, kind: type) -> Iterator[ast.expr]:
+        """A module, an optimizer or a loader with the default of its class for one option, or without a part."""
+        for option in call.keywords:
+            if isinstance(option.value, (ast.Constant, ast.Tuple)) and option.arg not in _NO_MATTER_OF_LEARNING:
+                yield ast.Call(call.func, call.args, [other for other in call.keywords if other is not option])
+        for part in call.args if issubclass(kind, torch.nn.Sequential) else ():
+            if isinstance(part, ast.Call) and _is_plain(self._value(part.func)):
+                yield ast.Call(call.func, [other for other in call.args if other is not part], call.keywords)
+        if _is_plain(kind):
+            yield expression("torch.nn.Identity()" if "torch" in self._space else "nn.Identity()")
+        if issubclass(kind, DataLoader) and not {"shuffle", "sampler", "batch_sampler"} & {option.arg for option in call.keywords}:
+            yield ast.Call(call.func, call.args, [*call.keywords, ast.keyword("shuffle", ast.Constant(value=True))])
+
+    def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[ast.expr]:
+        """A model with standardized inputs: by the batch, or by its features."""
+        if isinstance(kind, torch.nn.Module) and call.args and isinstance(call.args[0], (ast.Name, ast.Subscript)):
+            for axis in ("0", ""):
+                new = expression(_STANDARDIZED.format(as_atom(call.args[0]), axis))
+                yield ast.Call(call.func, [new, *call.args[1:]], call.keywords)
+
+    def _not_called(self, call: ast.Call, kind: Any) -> Iterator[ast.expr]:
+        """The first argument of a function of torch's, or of a module without weights; the tensor of a method."""
+        is_own = isinstance(call.func, ast.Attribute) and root_of(call.func) == "self"
+        is_function = not is_own and getattr(kind, "__module__", "").startswith("torch")
+        if call.args and (is_function or (is_own and self._is_plain_part(call.func))):
+            if not isinstance(call.args[0], (ast.Constant, ast.Starred, ast.List, ast.Tuple)):
+                yield copied(call.args[0])
+        elif isinstance(call.func, ast.Attribute) and kind is None and hasattr(torch.Tensor, call.func.attr):
+            yield copied(call.func.value)
+
+    def _is_plain_part(self, part: ast.expr) -> bool:
+        """Whether ``self.drop`` is a module without weights of its own."""
+        assigned = [node for tree in self.trees.values() for node in nodes(ast.Assign, tree)]
+        made = [node.value for node in assigned if last_name(node.targets[0]) == last_name(part)]
+        return any(_is_plain(self._value(value.func)) for value in made if isinstance(value, ast.Call))
+
+    def _value(self, node: ast.expr) -> Any:
+        """What a dotted name of the notebook stands for, as far as modules go; None where that is not known."""
+        if isinstance(node, ast.Name):
+            return self._space.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._value(node.value)
+            return getattr(base, node.attr, None) if isinstance(base, ModuleType) else None
+        return None
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether it is a class of torch's modules that keep the shape, and without which a model still is one."""
+    return inspect.isclass(kind) and kind.__module__.rpartition(".")[2] in {"activation", "dropout", "batchnorm", "normalization"}
+
+
+def _is_scope(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom))
+
+
+def _defined(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions and methods of a cell, the last one first."""
+    for node in reversed(tree.body):
+        parts = reversed(node.body) if isinstance(node, ast.ClassDef) else [node]
+        yield from (part for part in parts if isinstance(part, ast.FunctionDef))
+
+
+def _mentioned(root: ast.AST) -> set[str]:
+    return read_names(root) | {node.attr for node in nodes(ast.Attribute, root)}

@@ -1,0 +1,98 @@
+"""A training without an optimizer, whose parameters are updated in the user's own code: ``w -= lr * w.grad``."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torchdebug_magics.format import number, plural
+from torchdebug_magics.instruments.gradwatch.loss_faults import falls
+from torchdebug_magics.instruments.gradwatch.report import GradFinding
+from torchdebug_magics.probing.source.edited_source import SIMPLE, Source, cells, exchanging
+from torchdebug_magics.probing.source.syntax import called, enclosing, nodes, statement_at, targets_of
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Location
+
+FEW_PASSES = 8
+_RISEN = 10.0
+_FACTORS = (0.1, 0.01, 1e-3, 1e-4, 10.0, 100.0, 1e3)
+
+
+@dataclass(frozen=True, eq=False)
+class RateByHand:
+    """The number by which gradients are multiplied in an update, and the line that sets it."""
+
+    where: Location
+    constant: ast.Constant
+    value: float
+
+    def others(self) -> Iterator[GradFinding]:
+        """What is to be said of each other rate with which the loss falls."""
+        for factor in _FACTORS:
+            new = float(f"{self.value * factor:.0e}")
+            is_high = factor < 1
+            yield GradFinding(
+                kind="too_fast" if is_high else "not_learning",
+                module=None,
+                location=self.where,
+                headline=f"the training does not learn: a learning rate of {number(self.value)} is too {'high' if is_high else 'low'}",
+                fix=f"{'lower' if is_high else 'raise'} the learning rate from {number(self.value)} to {number(new)}",
+                edits=exchanging(self.where, self.constant, ast.Constant(new)),
+                fix_state="compiles",
+                value=self.value,
+            )
+
+
+def rate_by_hand() -> RateByHand | None:
+    """That of the latest cell that updates by hand; None where no cell does, or the number is not in the cells."""
+    places = list(cells())
+    for cell in places:
+        for update in nodes(ast.stmt, cell.tree):
+            for product in nodes(ast.BinOp, update) if isinstance(update, SIMPLE) else ():
+                sides = [product.left, product.right] if isinstance(product.op, ast.Mult) else []
+                rates = [side for side in sides if isinstance(side, (ast.Name, ast.Constant))]
+                if len(rates) == 1 and any(node.attr == "grad" for node in nodes(ast.Attribute, product)):
+                    rate = _constant(places, cell, update, rates[0])
+                    if rate is not None:
+                        return rate
+    return None
+
+
+def doubts(losses: Sequence[float]) -> tuple[str, ...]:
+    """Why such a training is not healthy, by what backward() was called on, of the first passes and of the last ones."""
+    if len(losses) < FEW_PASSES:
+        return ()
+    first, last = losses[0], losses[-1]
+    has_risen = not math.isfinite(last) or last > _RISEN * abs(first)
+    if first > 0 and (has_risen or not falls(losses)):
+        return (f"the loss does not fall, from {number(first)} to {number(last)} in {plural(len(losses), 'backward pass', 'es')}",)
+    return ()
+
+
+def _constant(places: list[Source], cell: Source, statement: ast.stmt, rate: ast.expr) -> RateByHand | None:
+    """Where the number stands: there, at its variable's assignment, or in the call of the function that has it as a parameter."""
+    if isinstance(rate, ast.Constant):
+        where, value = location(cell.where.file, statement.lineno, ""), rate.value
+        return RateByHand(where, rate, value) if isinstance(value, (int, float)) and value else None
+    name = ast.unparse(rate)
+    functions = [node for node in enclosing(cell.tree, statement.lineno) if isinstance(node, ast.FunctionDef)]
+    names = [argument.arg for function in functions[-1:] for argument in function.args.args]
+    if name in names:
+        given = (argument for place in places for argument in _arguments(place, functions[-1].name, names.index(name), name))
+        return next((rate for rate in (_constant(places, *argument) for argument in given) if rate is not None), None)
+    assigned = [(place, made, target) for place in places for made in nodes(ast.Assign, place.tree) for target in targets_of(made)]
+    values = [(place, made) for place, made, target in assigned if ast.unparse(target) == name]
+    return next((_constant(places, place, made, made.value) for place, made in values if isinstance(made.value, ast.Constant)), None)
+
+
+def _arguments(place: Source, function: str, position: int, name: str) -> Iterator[tuple[Source, ast.stmt, ast.expr]]:
+    """(cell, statement, value) of an argument in each call of a function; not where another function passes its own on."""
+    for call in nodes(ast.Call, place.tree):
+        named = [option.value for option in call.keywords if option.arg == name]
+        value = next(iter([*named, *call.args[position : position + 1]]), None)
+        statement = statement_at(place.tree, call.lineno)
+        is_passed_on = value is not None and ast.unparse(value) == name and statement not in place.tree.body
+        if called(call) == function and statement is not None and value is not None and not is_passed_on:
+            yield place, statement, value
