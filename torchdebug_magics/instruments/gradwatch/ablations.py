@@ -69,10 +69,8 @@ def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tup
 def _without_parts(code: _Code, statement: ast.stmt, where: Location) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
     """The statement with one part of an expression left out, or with a usual one put in."""
     for node in nodes(ast.expr, statement):
-        for new in code.less(node, is_made=isinstance(statement, ast.Assign)):
+        for what, new in code.otherwise(node, is_made=isinstance(statement, ast.Assign)):
             old_text, new_text = ast.unparse(node), ast.unparse(new)
-            is_more = len(new_text) > len(old_text)
-            what = f"without `{new_text}`" if is_more else f"with `{old_text}`"
             if isinstance(statement, ast.Assign) and node is statement.value and new_text == ast.unparse(statement.targets[0]):
                 yield what, f"remove `{ast.unparse(statement)}`", code.without(statement, where)
             else:
@@ -147,51 +145,54 @@ class _Code:
         is_step = root_of(call) == self._history.name or called(call) in {"backward", "append", "print", "display"}
         return isinstance(call, ast.Call) and not is_step and called(call) != "__init__"
 
-    def less(self, node: ast.expr, *, is_made: bool) -> Iterator[ast.expr]:
-        """What may stand in place of an expression."""
+    def otherwise(self, node: ast.expr, *, is_made: bool) -> Iterator[tuple[str, ast.expr]]:
+        """(what it is then without, or with what it was; what may stand in its place) of an expression."""
         is_of_output = bool(names_in(node) & self._computed) or root_of(node) == "self" or not is_made
         match node:
-            case ast.BinOp(left, ast.Mult() | ast.Div(), ast.Constant(float() | int() as factor)) if is_of_output:
+            case ast.BinOp(left, ast.Mult() | ast.Div() as sign, ast.Constant(float() | int() as factor)) if is_of_output:
                 if not 1 / _FAR_FROM_1 < abs(factor) < _FAR_FROM_1:
-                    yield left
+                    yield f"with `{'*' if isinstance(sign, ast.Mult) else '/'} {factor:g}`", left
             case ast.BinOp(ast.Constant(float() | int() as factor), ast.Mult(), right) if is_of_output:
                 if not 1 / _FAR_FROM_1 < abs(factor) < _FAR_FROM_1:
-                    yield right
+                    yield f"with `{factor:g} *`", right
             case ast.Call():
                 kind = self._value(node.func)
                 yield from self._made_otherwise(node, kind) if inspect.isclass(kind) else self._called_otherwise(node, kind)
                 if is_of_output and not inspect.isclass(kind):
                     yield from self._not_called(node, kind)
 
-    def _made_otherwise(self, call: ast.Call, kind: type) -> Iterator[ast.expr]:
+    def _made_otherwise(self, call: ast.Call, kind: type) -> Iterator[tuple[str, ast.expr]]:
         """A module, an optimizer or a loader with the default of its class for one option, or without a part."""
         for option in call.keywords:
             if isinstance(option.value, (ast.Constant, ast.Tuple)) and option.arg not in _NO_MATTER_OF_LEARNING:
-                yield ast.Call(call.func, call.args, [other for other in call.keywords if other is not option])
+                kept = [other for other in call.keywords if other is not option]
+                yield f"with `{ast.unparse(option)}`", ast.Call(call.func, call.args, kept)
         for part in call.args if issubclass(kind, torch.nn.Sequential) else ():
             if isinstance(part, ast.Call) and _is_plain(self._value(part.func)):
-                yield ast.Call(call.func, [other for other in call.args if other is not part], call.keywords)
+                yield f"with `{ast.unparse(part)}`", ast.Call(call.func, [other for other in call.args if other is not part], call.keywords)
         if _is_plain(kind):
-            yield expression("torch.nn.Identity()" if "torch" in self._space else "nn.Identity()")
+            yield f"with `{ast.unparse(call)}`", expression("torch.nn.Identity()" if "torch" in self._space else "nn.Identity()")
         if issubclass(kind, DataLoader) and not {"shuffle", "sampler", "batch_sampler"} & {option.arg for option in call.keywords}:
-            yield ast.Call(call.func, call.args, [*call.keywords, ast.keyword("shuffle", ast.Constant(value=True))])
+            shuffle = ast.keyword("shuffle", ast.Constant(value=True))
+            yield f"without `{ast.unparse(shuffle)}`", ast.Call(call.func, call.args, [*call.keywords, shuffle])
 
-    def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[ast.expr]:
-        """A model with standardized inputs: by the batch, or by its features."""
+    def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
+        """A model with standardized inputs: by the feature, or all alike."""
         if isinstance(kind, torch.nn.Module) and call.args and isinstance(call.args[0], (ast.Name, ast.Subscript)):
             for axis in ("0", ""):
                 new = expression(_STANDARDIZED.format(as_atom(call.args[0]), axis))
-                yield ast.Call(call.func, [new, *call.args[1:]], call.keywords)
+                yield "from inputs of this scale", ast.Call(call.func, [new, *call.args[1:]], call.keywords)
 
-    def _not_called(self, call: ast.Call, kind: Any) -> Iterator[ast.expr]:
+    def _not_called(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
         """The first argument of a function of torch's, or of a module without weights; the tensor of a method."""
+        name = ast.unparse(call.func)
         is_own = isinstance(call.func, ast.Attribute) and root_of(call.func) == "self"
         is_function = not is_own and getattr(kind, "__module__", "").startswith("torch")
         if call.args and (is_function or (is_own and self._is_plain_part(call.func))):
             if not isinstance(call.args[0], (ast.Constant, ast.Starred, ast.List, ast.Tuple)):
-                yield copied(call.args[0])
+                yield f"with `{name}(...)`", copied(call.args[0])
         elif isinstance(call.func, ast.Attribute) and kind is None and hasattr(torch.Tensor, call.func.attr):
-            yield copied(call.func.value)
+            yield f"with `.{call.func.attr}()`", copied(call.func.value)
 
     def _is_plain_part(self, part: ast.expr) -> bool:
         """Whether ``self.drop`` is a module without weights of its own."""

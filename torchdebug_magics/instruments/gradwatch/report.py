@@ -50,8 +50,9 @@ class GradFinding(Finding):
 
     @property
     def stage(self) -> Stage:
-        """Gradients and updates show what the code, or a setting, does; the order of its calls, and its sign, are the code."""
-        return "fault" if self.kind in {"clipped_never", "ascending", "remade", "decayed"} else "symptom"
+        """Gradients and updates show what the code, or a setting, does; the order of its calls, its sign, what was tried, are the code."""
+        is_code = self.kind in {"clipped_never", "ascending", "remade", "decayed"}
+        return "fault" if is_code or self.fix_state == "verified" else "symptom"
 
     def sentence(self) -> str:
         """The finding on one line."""

@@ -13,7 +13,7 @@ from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instrument import SCRIPT, CellContext, finished
 from torchdebug_magics.instruments.watch.examine import explained, what_ended
 from torchdebug_magics.instruments.watch.report import WatchReport, judged, stage_of
-from torchdebug_magics.instruments.watch.tried_fixes import tried
+from torchdebug_magics.instruments.watch.tried_fixes import tried, with_fix_of
 from torchdebug_magics.probing.modules import one_moment
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.training_again import TrainingAgain
@@ -84,11 +84,21 @@ class WatchProbe:
         finding = report.main_finding()
         is_of_the_rate = report.instrument is None or getattr(finding, "has_diverged", False)
         name = "gradwatch" if is_of_the_rate and not raised else report.instrument
-        if name not in reports:
-            return report
+        stalled: Any = reports.get("gradwatch")
+
+        has_stalled = stalled is not None and bool(stalled.doubts) and not raised
+
+        def tried_of(name: str) -> Report:
+            seen = finished(reports[name], error)
+            return tried(name, seen, again, self._tells, steps=report.steps_count, raised=raised, has_stalled=has_stalled)
 
         def look() -> None:
-            reports[name] = tried(name, finished(reports[name], error), again, self._tells, steps=report.steps_count, raised=raised)
+            if name in reports:
+                reports[name] = tried_of(name)
+            if name == "autograd" and has_stalled and reports[name].fix_state != "verified":
+                own, other = reports[name], tried_of("gradwatch")
+                is_of_own = not own.edits or own.edits[0].line == next((edit.line for edit in other.edits), 0)
+                reports["autograd" if is_of_own else "gradwatch"] = with_fix_of(other, own) if is_of_own else other
 
         try:
             self._runs("watch", "could not try a fix", look)

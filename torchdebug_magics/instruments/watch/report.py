@@ -155,7 +155,13 @@ def _chain(reports: Mapping[str, Report]) -> list[str]:
     urgency = {name: 0 if stage in {"end", "outcome"} else _STAGES.index(stage) for name, stage in stages.items()}
     chain = min(filter(None, chains), key=lambda chain: min(urgency[name] for name in chain), default=[])
     ended = any(stages[name] == "outcome" for name in chain)
-    return sorted(chain, key=lambda name: len(_STAGES) if ended and stages[name] == "remark" else _STAGES.index(stages[name]))
+
+    def place(name: str) -> tuple[int, bool]:
+        """Of two faults, the one whose fix was tried comes first."""
+        is_last = ended and stages[name] == "remark"
+        return len(_STAGES) if is_last else _STAGES.index(stages[name]), reports[name].fix_state != "verified"
+
+    return sorted(chain, key=place)
 
 
 def _stage(report: Report) -> Stage | None:

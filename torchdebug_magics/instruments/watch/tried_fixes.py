@@ -26,10 +26,20 @@ _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
 change comes to, to be better."""
 
 
-def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[str], object], *, steps: int, raised: bool) -> Report:
+def tried(
+    name: str,
+    report: Report,
+    again: TrainingAgain,
+    progress: Callable[[str], object],
+    *,
+    steps: int,
+    raised: bool,
+    has_stalled: bool = False,
+) -> Report:
     """The report of an instrument with the alternative that a trial has shown, or with its fix as verified; else as it was.
 
-    `steps` is how many the cell made, and `raised` whether an error of the user's code ended it.
+    `steps` is how many the cell made, `raised` whether an error of the user's code ended it, and `has_stalled` whether its loss does not
+    fall, which it must do with a fix.
     """
     finding, alternatives = report.main_finding(), getattr(report, "alternatives", ())
     is_open = finding is not None and bool(finding.edits) and finding.fix_state == "compiles"
@@ -47,7 +57,7 @@ def tried(name: str, report: Report, again: TrainingAgain, progress: Callable[[s
             elif alternatives:
                 result = _with_best_change(report, again, min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
             else:
-                result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)))
+                result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)), must_learn=has_stalled)
     except Irrevocable:
         pass
     return result
@@ -101,6 +111,16 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     return replace(_with_finding(report, report.finding, finding), doubts=())
 
 
+def with_fix_of(other: Report, report: Report) -> Report:
+    """The report of a fault for which only advice is known, with what another instrument has shown to mend the training."""
+    finding, helpful = report.main_finding(), other.main_finding()
+    if finding is None or helpful is None or helpful.fix_state != "verified":
+        return report
+    mended = replace(finding, fix=helpful.fix, edits=helpful.edits, fix_state="verified")
+    result: Report = changed(report, lambda part: mended if part is finding else part)
+    return result
+
+
 def _is_like(as_written: Run, report: Any) -> bool:
     """Whether the run as written goes as the cell did: a model that was trained, or otherwise prepared, before the cell goes otherwise."""
     own = [math.nan if loss is None else loss for loss in report.losses][: max(1, len(as_written.losses) // report.steps_per_value)]
@@ -130,7 +150,7 @@ def _last(losses: list[float]) -> float:
     return statistics.fmean(losses[-max(1, len(losses) // 5) :])
 
 
-def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -> Any:
+def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int, *, must_learn: bool) -> Any:
     """The report with its first fix as verified, where the same instrument finds less of the kind with it, and nothing else breaks.
 
     An edit that breaks the training, or after which all is found again, is no repair: the fix stays, as advice.
@@ -147,6 +167,8 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int) -
         if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
     is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
+    if must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written)):
+        return report
     if not run.error and not is_found:
         return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report
     if not run.error or ((as_written := again.run((), steps)) is not None and not as_written.error):

@@ -337,7 +337,10 @@ def score(a, b):
 MADE = {
     "a concatenation in an earlier line": ((BRANCHES, "score(torch.randn(3, 4), torch.randn(3, 4))"), "self.part(b)), dim=-1)"),
     "numbers of another precision": (
-        (BRANCHES.replace("(a), self.part(b)), 0", "(a.float()), self.part(b)), 1"), "score(torch.randn(3, 4), torch.randn(3, 4).double())"),
+        (
+            BRANCHES.replace("(a), self.part(b)), 0", "(a.float()), self.part(b)), 1"),
+            "score(torch.randn(3, 4), torch.randn(3, 4).double())",
+        ),
         "return net(a, b.float()).sum()",
     ),
     "an input that is not flat": (

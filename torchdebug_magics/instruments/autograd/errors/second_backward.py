@@ -69,7 +69,8 @@ def second_time(raised: Raised) -> AutogradFinding:
             here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls
         )
         known = [name for name in names if name in carried or "." in name or not is_of_loop]
-        if not (known or carried or names) and (kept := _kept_by_module(raised, **more)) is not None:
+        is_of_module = not carried and all("." in name for name in known or names)
+        if is_of_module and (kept := _kept_by_module(raised, **more)) is not None:
             return kept
         return _carried(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
