@@ -12,6 +12,7 @@ from torchdebug_magics.errors import refuse
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import CellContext
 from torchdebug_magics.instruments.hangwatch.main_thread.idle_rounds import idle_loop
+from torchdebug_magics.instruments.hangwatch.main_thread.read_again import endless_items, endless_sample
 from torchdebug_magics.instruments.hangwatch.main_thread.retries import COMPARED, retry_loop
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, HangReport
 from torchdebug_magics.probing.source.call_sites import MISSING, value_of
@@ -29,11 +30,16 @@ def examine(context: CellContext, *values: object, **_of_a_session: object) -> H
     for frame, line in reversed(list(traceback.walk_tb(context.last_error.__traceback__))):
         loops = loops_around(tree_of(frame.f_code.co_filename), line) if is_user_code(frame.f_code) else []
         endless = _unchanged(loops, frame) or retry_loop(loops, frame) or _never_asked(loops, frame) or idle_loop(loops, frame)
-        if endless is not None:
-            return HangReport(
-                **vars(endless), still_s=0.0, elapsed_s=0.0, after_s=0.0, rate=None, data_share=None, ended_by="Stop", stopped_count=0
-            )
-    return None
+        if endless := endless or endless_items(loops, frame):
+            return _stopped_at(endless)
+    endless = endless_sample(context.last_error)
+    return None if endless is None else _stopped_at(endless)
+
+
+def _stopped_at(endless: HangFinding) -> HangReport:
+    return HangReport(
+        **vars(endless), still_s=0.0, elapsed_s=0.0, after_s=0.0, rate=None, data_share=None, ended_by="Stop", stopped_count=0
+    )
 
 
 def _unchanged(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:

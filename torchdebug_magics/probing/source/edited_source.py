@@ -135,8 +135,11 @@ def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> t
     here = [node for node in source.beside(source.statement) or [source.statement] if any(same(part, old) for part in ast.walk(node))]
     if len(here) != 1:
         return ()
-    text = ast.unparse(exchanged(here[0], lambda node: new if same(node, old) else None))
-    return source.merged((source.replacing(here[0], text),))
+    changed, body = exchanged(here[0], lambda node: new if same(node, old) else None), getattr(here[0], "body", ())
+    if body:  # it stays as it is written
+        head = ast.unparse(changed).partition(f"\n    {ast.unparse(exchanged(body[0], lambda _: None)).partition(chr(10))[0]}")[0]
+        return (source.replacing(here[0], head),) if body[0].lineno > here[0].lineno else ()
+    return source.merged((source.replacing(here[0], ast.unparse(changed)),))
 
 
 def with_variables(old: ast.Call, new: ast.Call) -> ast.Call:

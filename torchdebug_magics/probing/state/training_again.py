@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -62,6 +62,32 @@ class Run:
     """The error that ended it."""
     is_complete: bool = False
     """Whether it made all its steps, or came to the end of the cell."""
+
+
+class _Counting:
+    """Notes the loss of each step, and ends the run after the last one."""
+
+    def __init__(self, steps: int) -> None:
+        self.run, self.is_in_cell = Run(), False
+        self.passes: list[float] = []
+        """What each backward pass began with."""
+        self._steps = steps
+
+    def differentiated(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of ``backward()``."""
+        values = [tensor.detach().float().mean() for tensor in tensors_in([tensors])]
+        self.passes.append(float(sum(values)) if values else math.nan)
+        if not self.run.losses and self.is_in_cell and len(self.passes) > _MOST_PASSES * self._steps:
+            self.run.is_complete = True
+            raise EnoughError(is_late=False)
+        return original(tensors, *args, **kwargs)
+
+    def updated(self, *_: object) -> None:
+        """After a step of an optimizer."""
+        self.run.losses.append(self.passes[-1] if self.passes else math.nan)
+        self.run.is_complete = self.is_in_cell and len(self.run.losses) >= self._steps
+        if not self.is_in_cell or self.run.is_complete:
+            raise EnoughError(is_late=False)
 
 
 class TrainingAgain:
@@ -117,39 +143,19 @@ class TrainingAgain:
         program = self._program(edits)
         if program is None or self._left_s <= 0:
             return None
-        begin_s, result = _clock_s(), Run()
-        until_s, is_in_cell = begin_s + min(_MOST_S, self._left_s), False
-        latest, by_hand = [math.nan], list[float]()
-
-        def differentiated(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            values = [tensor.detach().float().mean() for tensor in tensors_in([tensors])]
-            latest[0] = float(sum(values)) if values else math.nan
-            by_hand.append(latest[0])
-            if not result.losses and is_in_cell and len(by_hand) > _MOST_PASSES * steps:
-                result.is_complete = True
-                raise EnoughError(is_late=False)
-            return original(tensors, *args, **kwargs)
-
-        def updated(*_: object) -> None:
-            result.losses.append(latest[0])
-            result.is_complete = is_in_cell and len(result.losses) >= steps
-            if not is_in_cell or result.is_complete:
-                raise EnoughError(is_late=False)
-
+        begin_s, counting = _clock_s(), _Counting(steps)
+        result, until_s = counting.run, begin_s + min(_MOST_S, self._left_s)
         try:
             with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s):
-                self._hooks.autograd_calls(stack, "backward", differentiated)
-                self._hooks.optimizer_steps(stack, lambda *_: None, updated)
-                try:
-                    for file, statements, is_cell in program:
-                        is_in_cell = is_cell
-                        if is_cell:  # what was made before is not seen there either
+                self._hooks.autograd_calls(stack, "backward", counting.differentiated)
+                self._hooks.optimizer_steps(stack, lambda *_: None, counting.updated)
+                with suppress(EnoughError):
+                    for file, statements, counting.is_in_cell in program:
+                        if counting.is_in_cell:  # what was made before is not seen there either
                             stack.enter_context(watched or nullcontext())
                         code = compile(ast.Module(statements, []), file, "exec")
                         exec(code, self._space)  # noqa: S102 - the user's own cells
                     result.is_complete = True
-                except EnoughError:
-                    pass
         except (Irrevocable, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
@@ -157,8 +163,8 @@ class TrainingAgain:
         finally:
             self._put_back()
             self._left_s -= _clock_s() - begin_s
-        result.losses = result.losses or by_hand
-        return result if is_in_cell else None
+        result.losses = result.losses or counting.passes
+        return result if counting.is_in_cell else None
 
     def _program(self, edits: Sequence[Edit]) -> list[tuple[str, list[ast.stmt], bool]] | None:
         """(file, statements, whether it is the cell itself) of each cell that is concerned, in their order."""

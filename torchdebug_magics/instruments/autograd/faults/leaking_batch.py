@@ -15,8 +15,18 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging, same
-from torchdebug_magics.probing.source.syntax import as_atom, called, exchanged, expression, method, nodes, parsed
+from torchdebug_magics.probing.source.edited_source import exchanging, same, statements
+from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    called,
+    exchanged,
+    expression,
+    last_name,
+    method,
+    nodes,
+    parsed,
+    targets_of,
+)
 from torchdebug_magics.report import Edit, Location
 
 _IMAGE_DIMENSIONS, _TABLE_DIMENSIONS = 4, 2
@@ -108,12 +118,14 @@ def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
 
 
 def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
-    """The only line of the user's that makes such a module, with ``batch_first=True``; else the line of the op."""
+    """The only line of the user's that makes such a module, by name if several do, with ``batch_first=True``; else that of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(where, call) for where, call in calls(file) if called(call) in mixing.kinds]
-    if len(made) != 1:
+    made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in mixing.kinds]
+    name = (mixing.op.module or "").rpartition(".")[2]
+    named = [(each, call) for each, call in made if name in map(last_name, targets_of(each[1]))] or made
+    if len(named) != 1:
         return mixing.op.where, ()
-    where, call = made[0]
+    (where, _), call = named[0]
     return where, exchanging(where, call, with_option(call, "batch_first", value=True))
 
 

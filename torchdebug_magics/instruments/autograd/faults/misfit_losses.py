@@ -41,6 +41,8 @@ _UNEQUAL = {
 _COMPARED = {"compares scores": frozenset({"max", "topk", "sort"}), "asks for more than 0": frozenset({"sigmoid"})}
 """The ops whose results must not be compared so."""
 _AVERAGES = frozenset({"mean", "sum", "div", "squeeze", "unsqueeze", "ones_like", "detach", *_PASSES_ON, "_local_scalar_dense"})
+_MOST_VIEWS = 32
+"""One behind the other; a tensor that is written in a loop is a view of itself as often as it is written."""
 _DIVERGENCE = "kl_div", "KLDivLoss"
 
 
@@ -51,7 +53,8 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
-        maker = _limiting(op)
+        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or op.target_span is not None
+        maker = _limiting(op) if may_limit else None
         if (names := _UNEQUAL.get(op.name)) is not None and _is_called(op, names) and _has_learned_target(facts, op):
             yield _swapped(op, names)
         elif op.name == "xlogy" and _is_called(op, _DIVERGENCE) and (softmax := _softmax_beside(facts, op)) is not None:
@@ -103,7 +106,9 @@ def _limiting(op: RecordedOp) -> RecordedOp | None:
 
 def _before_views(maker: RecordedOp | None, *others: str) -> RecordedOp | None:
     """The op whose numbers are passed on, seen through views and `others`."""
-    while maker is not None and maker.name in {*_PASSES_ON, *others}:
+    for _ in range(_MOST_VIEWS):
+        if maker is None or maker.name not in {*_PASSES_ON, *others}:
+            break
         maker = next(iter(maker.parents), None)
     return maker
 

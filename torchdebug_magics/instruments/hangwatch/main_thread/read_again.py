@@ -1,0 +1,239 @@
+"""What was read when the cell was stopped, read once more here: a sample whose ``while`` goes round for ever, or items without an end."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from torchdebug_magics.format import listed, one_line, plural
+from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
+from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
+from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import LOOPS, Loop, covers, enclosing, expression, last_line, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, location, raised_at
+from torchdebug_magics.probing.state.read_once import is_read_once
+from torchdebug_magics.probing.state.snapshot import KeptState
+from torchdebug_magics.probing.state.what_follows import EnoughError
+from torchdebug_magics.probing.tensors import describe
+from torchdebug_magics.report import Location
+
+_MOST_ROUNDS, _MOST_INDICES, _MOST_S = 200, 100_000, 5.0
+_MOSTLY = 0.9
+"""Share of the rounds that end alike."""
+_SHOWN_CHARS, _LONGEST_PATH = 90, 500
+
+
+def endless_sample(error: BaseException) -> HangFinding | None:
+    """Why a worker gives no batch: a ``while`` in which its data set goes round; None where its first batch can be read here."""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    iterator: Any = next((value for value in frames if isinstance(value, _MultiProcessingDataLoaderIter)), None)
+    if iterator is None or is_read_once([iterator._dataset, iterator._collate_fn]):
+        return None
+    given = iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last
+    rounds = _Rounds()
+
+    def read() -> None:
+        fetcher = _DatasetKind.create_fetcher(*given)
+        for indices in iterator._index_sampler:
+            fetcher.fetch(indices)
+
+    # A sample that raises has an end.
+    with _undone(iterator._dataset, iterator._collate_fn, iterator._index_sampler), _limited(rounds.look), suppress(Exception):
+        read()
+    return rounds.finding()
+
+
+def endless_items(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
+    """A ``for`` over an object that is indexed from 0 up and raises no IndexError at its length, or a loader whose sampler has no end."""
+    for loop in reversed(loops):
+        may_end = any(nodes((ast.Break, ast.Return), *loop.body))
+        for node in nodes(ast.expr, loop.iter) if isinstance(loop, ast.For) and not may_end else ():
+            value = value_of(node, frame)
+            if value is MISSING or is_read_once([value]):
+                continue
+            where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
+            endless = _sampler_without_end(node, value, where) if isinstance(value, DataLoader) else _items_without_end(node, value, where)
+            if endless is not None:
+                return endless
+    return None
+
+
+def _sampler_without_end(node: ast.expr, loader: DataLoader[Any], where: Location) -> HangFinding | None:
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    inner: Any = getattr(sampler, "sampler", sampler)
+    own = next((each for each in (sampler, inner) if type(each).__module__ == "__main__"), None)
+    data: Any = loader.dataset
+    if own is None:
+        return None
+    most, count = 10 * len(data) + _MOST_ROUNDS if hasattr(data, "__len__") else _MOST_INDICES, 0
+    with _undone(own, data), _limited(_nothing):
+        for _ in islice(iter(own), most):
+            count += 1
+    if count < most:
+        return None
+    kind: Any = type(own)
+    code = getattr(kind.__iter__, "__code__", None)
+    return _stuck(
+        f"the loop over `{ast.unparse(node)}` never ends: `{kind.__name__}` has given {most:,} indices, and goes on",
+        where if code is None else location(code.co_filename, code.co_firstlineno, code.co_name),
+        f"let `{kind.__name__}.__iter__` end after the indices of one epoch",
+    )
+
+
+def _items_without_end(node: ast.expr, value: Any, where: Location) -> HangFinding | None:
+    kind = type(value)
+    if hasattr(kind, "__iter__") or not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
+        return None
+    goes_on, name = False, ast.unparse(node)
+    with _undone(value), _limited(_nothing), suppress(Exception):  # any error ends the loop
+        value[len(value)]
+        goes_on = True
+    each = expression(f"({name}[i] for i in range(len({name})))")
+    return (
+        _stuck(
+            f"the loop over `{name}` goes on after its {plural(len(value), 'item')}: `{name}[{len(value)}]` raises no IndexError",
+            where,
+            f"loop over `{ast.unparse(each)}`, or raise IndexError in `{kind.__name__}.__getitem__`",
+            edits=exchanging(where, node, each),
+        )
+        if goes_on
+        else None
+    )
+
+
+class _Rounds:
+    """Follows the rounds of each ``while`` of the user's, and how they end."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[FrameType, ast.While], Counter[tuple[int, str]]] = {}
+        """By the loop in a frame that runs: (line, type of the error that was caught) of what ended each of its rounds."""
+        self._error: Any = None
+        """The last that was caught."""
+        self._values: dict[str, Any] = {}
+        """Of the frame, when the rounds were enough."""
+
+    def finding(self) -> HangFinding | None:
+        """What the rounds of the loop that goes on have in common."""
+        endless = next(((place, ends) for place, ends in self._ends.items() if ends.total() >= _MOST_ROUNDS), None)
+        if endless is None or endless[1].most_common(1)[0][1] < _MOSTLY * _MOST_ROUNDS:
+            return None
+        (frame, loop), ends = endless
+        line, error = ends.most_common(1)[0][0]
+        head, file = f"`while {ast.unparse(loop.test)}` in `{frame.f_code.co_name}`", frame.f_code.co_filename
+        where = location(file, line, frame.f_code.co_name)
+        again = f"samples were read again here: {_MOST_ROUNDS} rounds of the loop ended alike"
+        if error:
+            why = f"{head} goes round for ever: it catches a {error} in each round"
+            where = raised_at(self._error) or where
+            return _stuck(why, where, f"let the error out, `{_shown(self._error)}`, or give up after some rounds", reason=again)
+        tests = [node.test for node in enclosing(tree_of(file), line) if isinstance(node, ast.If) and node.lineno > loop.lineno]
+        test = tests[-1] if tests else loop.test
+        values = [f"`{name}` = {_shown(self._values[name])}" for name in sorted(names_in(test)) if name in self._values]
+        lacking = [name for name in sorted(names_in(*loop.body)) if _is_no_path(self._values.get(name))]
+        values += [f"nothing is at `{name}` = {_shown(self._values[name])}" for name in lacking if name not in names_in(test)]
+        why = f"each round ends here, as `{ast.unparse(test)}`" if tests else f"`{ast.unparse(test)}` stays true"
+        fix = f"look at {listed(values)}; and raise an error where no sample will do" if values else "leave the loop after some rounds"
+        return _stuck(f"{head} goes round for ever: {why}", where, fix, reason=again)
+
+    def look(self, frame: FrameType, event: str, _: object) -> Any:
+        """At the call of a function: with a ``while`` in it, its lines are followed."""
+        if event != "call" or not is_user_code(frame.f_code):
+            return None
+        loops = [*nodes(ast.While, function_node(frame.f_code))]
+        return self._lines(frame, loops) if loops else None
+
+    def _lines(self, frame: FrameType, loops: list[ast.While]) -> Callable[[FrameType, str, Any], Any]:
+        before, caught = 0, ""
+
+        def trace(_: FrameType, event: str, value: Any) -> Any:
+            nonlocal before, caught
+            if event == "exception" and value[0] is not StopIteration:
+                caught, self._error = value[0].__name__, value[1]
+            elif event == "line":
+                heads = [loop for loop in loops if frame.f_lineno in {loop.lineno, loop.body[0].lineno}]
+                again = [loop for loop in heads if loop.body[0].lineno <= before <= last_line(loop)]
+                is_inner = bool(again) and covers(again[-1].body[0], before) and isinstance(again[-1].body[0], LOOPS)
+                if again and not is_inner:
+                    self._ended(frame, again[-1], (before, caught))
+                    caught = ""
+                before = frame.f_lineno
+            elif event == "return":
+                self._ends = {place: ends for place, ends in self._ends.items() if place[0] is not frame}
+            return trace
+
+        return trace
+
+    def _ended(self, frame: FrameType, loop: ast.While, end: tuple[int, str]) -> None:
+        ends = self._ends.setdefault((frame, loop), Counter())
+        ends[end] += 1
+        if ends.total() >= _MOST_ROUNDS:
+            self._values = {**frame.f_globals, **frame.f_locals}
+            raise EnoughError(is_late=False)
+
+
+def _stuck(headline: str, where: Location, fix: str, **more: Any) -> HangFinding:
+    return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=where, fix=fix, **more)
+
+
+def _is_no_path(value: Any) -> bool:
+    return isinstance(value, str) and os.sep in value and len(value) < _LONGEST_PATH and not os.path.lexists(value)
+
+
+def _shown(value: Any) -> str:
+    text = describe(value) if isinstance(value, torch.Tensor) else one_line(str(value) if isinstance(value, BaseException) else repr(value))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+@contextmanager
+def _limited(look: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Inside, calls are looked at; what goes on for too long, or is told enough, ends."""
+    before, until_s = sys.gettrace(), time.monotonic() + _MOST_S
+
+    def trace(frame: FrameType, event: str, value: Any) -> Any:
+        if time.monotonic() > until_s:
+            raise EnoughError(is_late=True)
+        return look(frame, event, value)
+
+    sys.settrace(trace)
+    try:
+        yield
+    except EnoughError:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+def _nothing(*_: object) -> None:
+    """No call is looked at."""
+
+
+@contextmanager
+def _undone(*roots: Any) -> Iterator[None]:
+    """Inside, what reading changes is put back at the end. What cannot be undone is not done."""
+    guard = Guard()
+    effects = Effects(guard, *roots, sentence="{} cannot be undone")
+    kept = KeptState(roots, guard, effects)
+    try:
+        with effects.trial(), quiet():
+            yield
+    except Irrevocable:
+        pass
+    finally:
+        with interrupts_held():
+            kept.put_back()
+            effects.finish()
