@@ -184,6 +184,12 @@ def _text(placement: Any) -> str:
     return f"Shard({placement.dim})" if placement.is_shard() and type(placement).__name__ == "Shard" else repr(placement)
 
 
+def may_be_gathered() -> bool:
+    """Whether FSDP2 shards any module: each gets a class of its own."""
+    wrapper: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return wrapper is not None and bool(wrapper.__subclasses__())
+
+
 def gathered_for(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
     """The `id` of each tensor that FSDP2 gathers and puts in a parameter's place while a module runs -> that parameter."""
     tensors: dict[int, torch.Tensor] = {}

@@ -37,6 +37,8 @@ _JUDGED_STEPS = frozenset({2, 8, 32, 128, 512})
 """In a function, whose models and optimizers are gone at the end of the cell. To look for all that are alive takes as long as a hundred
 steps of a small model."""
 _MOST_OPS = 60_000
+_PASSES_OF_A_STEP = 4
+"""Backward passes that count as a step where no optimizer makes any: gradients may be accumulated."""
 _KEPT_STEPS = 4
 _CREATE_GRAPH = 4
 """Its place among the arguments of ``torch.autograd.grad``."""
@@ -153,6 +155,8 @@ class AutogradProbe:
             self._depth -= 1
         if event is not None and not is_loss and not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
             event.constants = frozenset(map(id, tensors_in(result)))
+        if event is not None and is_loss and not self._watched.steps:  # a loop may update by hand, or never
+            self._guard.run("the end of a step", self._between_steps, self._course.backward_count // _PASSES_OF_A_STEP)
         return result
 
     def _begins(self, given: Any, *, is_loss: bool) -> Backward:

@@ -33,7 +33,7 @@ from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, shards_may_be
+from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, may_be_gathered, shards_may_be
 
 _MOST_DROPPED = 4
 _MOST_STATES = 64
@@ -274,7 +274,7 @@ def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], upda
     """With the DTensors that the graphs end in, by what FSDP and tensor parallelism do to them on the way: no op is seen to do it."""
     ends = leaves_of(tensors) if shards_may_be() else []
     is_all_updated = set(map(id, updated)).issuperset(map(id, ends))  # then nothing was gathered for it, and no module is looked for
-    gathered = {} if is_all_updated else gathered_for(live_modules())
+    gathered = gathered_for(live_modules()) if may_be_gathered() and not is_all_updated else {}
     sharded = (gathered.get(id(end), end) for end in ends)
     return leaves - gathered.keys() | {id(one) for one in sharded if is_shard(one)}
 
