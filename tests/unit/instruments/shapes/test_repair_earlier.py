@@ -234,36 +234,6 @@ def a_short_way_of_rows() -> tuple[Any, ...]:
     return nn.Sequential(first, second, nn.Linear(16, 2)), torch.randn(4, 8)
 
 
-@case(
-    "",
-    "mse_loss",
-    "2 x 1 x 25 x 25",
-    fix="up = nn.ConvTranspose2d(4, 1, 3, stride=2, padding=1, output_padding=1)\n"
-    "mid = nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1)",
-)
-def pictures_that_come_back_smaller() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return F.mse_loss(self.up(self.mid(self.down(x))), x)
-
-    down = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1))
-    net = Net(down=down, mid=nn.ConvTranspose2d(8, 4, 3, 2, 1), up=nn.ConvTranspose2d(4, 1, 3, 2, 1))
-    return net, torch.randn(2, 1, 28, 28)
-
-
-@case("", "add", "25 and 26 in the last dimension", fix="self.side(a) + F.interpolate(up, size=self.side(a).shape[2:])")
-def a_level_of_an_odd_size() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            a = self.first(x)
-            b = self.second(a)
-            up = F.interpolate(b, scale_factor=2)
-            return self.side(a) + up
-
-    net = Net(first=nn.Conv2d(3, 8, 3, 2, 1), second=nn.Conv2d(8, 8, 3, 2, 1), side=nn.Conv2d(8, 8, 1))
-    return net, torch.randn(1, 3, 50, 50)
-
-
 @case("out", "linear", "expects 16 features, gets 4", fix="y = y.transpose(1, 2).flatten(2)")
 def heads_that_were_not_put_together() -> tuple[Any, ...]:
     class Net(Parts):

@@ -37,16 +37,6 @@ def a_table_of_positions_for_a_series() -> tuple[Any, ...]:
     return Net(lift=nn.Linear(3, 8), pos=nn.Parameter(torch.zeros(30, 8))), torch.randn(2, 12, 3)
 
 
-@case("", "add", "`p + self.pos` cannot broadcast", fix="pos = nn.Parameter(torch.zeros(1, 16, 8))")
-def a_table_of_positions_for_larger_pictures() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            p = self.patch(x).flatten(2).transpose(1, 2)
-            return p + self.pos
-
-    return Net(patch=nn.Conv2d(3, 8, 8, 8), pos=nn.Parameter(torch.zeros(1, 64, 8))), torch.randn(2, 3, 32, 32)
-
-
 @case(
     "",
     "cat",
@@ -83,11 +73,6 @@ def heads_that_do_not_divide() -> tuple[Any, ...]:
 
 
 _PASSED_ON = "register_forward_hook(lambda module, args, output: output[0])"
-
-
-@case("1", None, "`1` expects a tensor, gets a tuple", "(output, state)", fix=f"model[0].{_PASSED_ON}")
-def a_tuple_in_a_sequential() -> tuple[Any, ...]:
-    return nn.Sequential(nn.LSTM(4, 6), nn.Linear(6, 2)), torch.randn(3, 2, 4)
 
 
 @case("head", None, "`states` 2 x 5 x 8", "`pooled` 2 x 8", fix="self.head(out['states'])")

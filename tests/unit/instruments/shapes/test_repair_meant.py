@@ -359,22 +359,6 @@ def a_graph_of_more_nodes() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 8), near=torch.eye(6).to_sparse()), torch.randn(5, 8)
 
 
-@case(
-    "",
-    "add",
-    "50 and 46 in the last dimension",
-    fix="gate = nn.Conv1d(8, 8, 2, padding=2, dilation=4)\nfilter = nn.Conv1d(8, 8, 2, padding=2, dilation=4)",
-)
-def two_convolutions_side_by_side() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            h = torch.tanh(self.filter(x)) * torch.sigmoid(self.gate(x))
-            return x + self.out(h)
-
-    parts = {name: nn.Conv1d(8, 8, 2, dilation=4) for name in ("filter", "gate")}
-    return Net(out=nn.Conv1d(8, 8, 1), **parts), torch.randn(2, 8, 50)
-
-
 @case("", None, "`a, b = self.fc(x)` unpacks 2 values, and `fc` gives one tensor of 5 x 4", fix="")
 def one_tensor_for_two_names() -> tuple[Any, ...]:
     class Net(Parts):

@@ -64,20 +64,6 @@ def pooled_to_nothing() -> tuple[Any, ...]:
     return Net(), torch.randn(2, 3, 6, 6)
 
 
-@case("bn", "batch_norm", "`bn` expects 16 channels, gets 8 from `conv`", fix="bn = nn.BatchNorm2d(8)")
-def batch_norm_channels() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3)
-            self.bn = nn.BatchNorm2d(16)
-
-        def forward(self, x: Any) -> Any:
-            return F.relu(self.bn(self.conv(x)))
-
-    return Net(), torch.randn(2, 3, 8, 8)
-
-
 @case("1", None, "`1` is a BatchNorm2d, which expects 4 dimensions, gets 2: 4 x 8", fix="model[1] = nn.BatchNorm1d(8)")
 def batch_norm_of_the_wrong_kind() -> tuple[Any, ...]:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm2d(8), nn.ReLU()), torch.randn(4, 5)
@@ -107,19 +93,6 @@ def group_norm() -> tuple[Any, ...]:
 
         def forward(self, x: Any) -> Any:
             return self.norm(self.conv(x))
-
-    return Net(), torch.randn(2, 3, 8, 8)
-
-
-@case("norm", None, "`norm` expects 4 channels, gets 3", fix="norm = nn.InstanceNorm2d(3, affine=True)")
-def instance_norm() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.InstanceNorm2d(4, affine=True)
-
-        def forward(self, image: Any) -> Any:
-            return self.norm(image) * 2
 
     return Net(), torch.randn(2, 3, 8, 8)
 
@@ -271,26 +244,6 @@ def squeeze_and_excite() -> tuple[Any, ...]:
 # --------------------------------------------------------------------------------------------- plain networks
 
 
-@case(
-    "layers.1",
-    "linear",
-    "`layers.1` expects 5 features, gets 8 from `layers.0`",
-    fix="layers[1] = nn.Linear(8, 6)\nlayers[2] = nn.Linear(6, 2, bias=False)",
-)
-def two_errors_in_a_row() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(5, 6), nn.Linear(9, 2, bias=False)])
-
-        def forward(self, x: Any) -> Any:
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
-            return x
-
-    return Net(), torch.randn(3, 4)
-
-
 @case("join", "bilinear", "`join` expects 5 features (in1_features)", fix="join = nn.Bilinear(4, 6, 3)")
 def bilinear() -> tuple[Any, ...]:
     class Net(nn.Module):
@@ -341,15 +294,6 @@ def doubles_into_a_convolution() -> tuple[Any, ...]:
             return self.conv(x)
 
     return Net(), torch.randn(1, 3, 4, 4, dtype=torch.float64)
-
-
-@case("", "mul", "`x * w`", "4 x 6", fix="x * w.unsqueeze(-1)")
-def weights_of_rows() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def forward(self, x: Any, w: Any) -> Any:
-            return (x * w).sum(0)
-
-    return Net(), torch.randn(4, 6), torch.randn(4)
 
 
 @case("", "sub", "`a - b`", fix="a - b.transpose(0, 1)")
@@ -540,35 +484,6 @@ def a_mask_of_floats() -> tuple[Any, ...]:
             return s.masked_fill(mask, -1e9).softmax(-1)
 
     return Net(), torch.randn(2, 5, 5), torch.ones(2, 5, 5)
-
-
-@case("", "masked_fill", "2 x 7", fix="scores.masked_fill(mask[:, None, None, :], -1000000000.0)")
-def a_padding_mask_without_heads() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def forward(self, scores: Any, mask: Any) -> Any:
-            return scores.masked_fill(mask, -1e9).softmax(-1)
-
-    return Net(), torch.randn(2, 4, 7, 7), torch.zeros(2, 7, dtype=torch.bool)
-
-
-@case(
-    "attn",
-    "multi_head_attention_forward",
-    "`attn` expects attn_mask of 5 x 7, gets 7 x 5 from `zeros`",
-    fix="self.attn(q, kv, kv, attn_mask=mask.t())",
-)
-def cross_attention_mask() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, q: Any, kv: Any) -> Any:
-            mask = torch.zeros(kv.shape[1], q.shape[1])
-            out, _ = self.attn(q, kv, kv, attn_mask=mask)
-            return out
-
-    return Net(), torch.randn(2, 5, 8), torch.randn(2, 7, 8)
 
 
 @case(
@@ -991,19 +906,6 @@ def a_causal_mask_for_longer_texts() -> tuple[Any, ...]:
             return att.softmax(-1)
 
     return Attention(), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
-
-
-@case("enc.self_attn", "multi_head_attention_forward", "key_padding_mask of 2 x 5", "gets 5 x 2", fix="pad = pad.t()")
-def a_mask_inside_a_transformer_layer() -> tuple[Any, ...]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enc = nn.TransformerEncoderLayer(16, 4, batch_first=True)
-
-        def forward(self, x: Any, pad: Any) -> Any:
-            return self.enc(x, src_key_padding_mask=pad)
-
-    return Net(), torch.randn(2, 5, 16), torch.zeros(5, 2, dtype=torch.bool)
 
 
 # ----------------------------------------------------------------------------- not about shapes: nothing is invented
