@@ -360,6 +360,23 @@ def patches_not_dividing() -> tuple[Any, ...]:
 
 @case(
     "",
+    "add",
+    "`self.tok(idx) + self.pos[:, :t]` cannot broadcast `self.tok(idx)` of 2 x 20 x 32 (from `tok`) with",
+    " `self.pos[:, :t]` of 1 x 16 x 32 (from `getitem`): 20 and 16 in dimension 1: `idx` is 2 x 20,",
+    " and the model has 16 positions",
+    fix="idx = idx[:, :16]",
+)
+def gpt_beyond_block() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, idx: Any) -> Any:
+            t = idx.shape[1]
+            return self.tok(idx) + self.pos[:, :t]
+
+    return M(tok=nn.Embedding(50, 32), pos=nn.Parameter(torch.zeros(1, 16, 32))), torch.randint(0, 50, (2, 20))
+
+
+@case(
+    "",
     "masked_fill",
     "`att.masked_fill(self.mask == 0, float('-inf'))` cannot broadcast `att` of 2 x 5 x 5 (from",
     " `matmul`) with `self.mask == 0` of 8 x 8 (from `eq`): 5 and 8 in the last dimension",
