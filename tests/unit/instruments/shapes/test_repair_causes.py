@@ -238,6 +238,16 @@ def einsum_features() -> tuple[Any, ...]:
     return M(w=nn.Parameter(torch.zeros(8, 3))), torch.randn(2, 5, 6)
 
 
+@case(
+    "2",
+    None,
+    "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)",
+    fix="model[1].register_forward_hook(lambda module, args, output: output[0])",
+)
+def lstm_tuple() -> tuple[Any, ...]:
+    return nn.Sequential(nn.Embedding(10, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 2)), torch.randint(0, 10, (2, 5))
+
+
 @case("fc", None, "`fc` expects a tensor, gets a tuple, as `rnn` returns it: (output, state)", fix="self.fc(h[0])")
 def lstm_tuple2() -> tuple[Any, ...]:
     class M(Parts):
