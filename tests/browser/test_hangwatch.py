@@ -117,7 +117,7 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     assert VERDICT in text
     assert "KeyboardInterrupt" in text
     assert lab.text(2) == "0"
-    lab.shots("hangwatch_stopped")
+    lab.picture("hangwatch_stopped")
     stand_still(lab.page)
     resize(lab.page, 1200, 2600)
     assert complaints(lab.page, all_in_sight=True) == []
@@ -134,7 +134,7 @@ def test_the_example_of_the_guide_is_what_a_user_reads_while_ranks_hang(lab: Lab
     for row in rows:
         assert row.partition(" · for ")[0] in shown, shown
     assert not lab.page.evaluate(EACH_RAN)
-    lab.shots("hangwatch_ranks", cell=3)
+    lab.picture("hangwatch_ranks")
     lab.command("notebook:interrupt-kernel")
     lab.wait_for_each_cell()
     assert not any("Slow" in text for text in lab.seen_texts()), "the report of one rank, which does not see the others"

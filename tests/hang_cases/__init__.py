@@ -13,13 +13,10 @@ __all__ = ["HangCase", "all_cases"]
 
 _FILES = (
     "threads",
-    "tasks",
-    "loaders",
     "processes",
     "ranks",
     "slow",
     "waits",
-    "enders",
     "healthy",
     "reports_loaders",
     "reports_ranks",

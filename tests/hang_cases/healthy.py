@@ -10,7 +10,6 @@ STOPPED = "KeyboardInterrupt"
 FINE = {"ends": "itself", "state": ("finished",)}
 
 CASES = (
-    planted(name="one_assignment", cell="answer = 6 * 7", **FINE),
     planted(
         name="training",
         setup=WARM,
@@ -31,38 +30,6 @@ while time.monotonic() - begin < 5:
         **FINE,
     ),
     planted(
-        name="items_that_users_have_not_seen",
-        cell="""
-import random
-import time
-
-
-def sample(seen, count):
-    while True:
-        item = random.randint(0, count - 1)
-        if item not in seen:
-            return item
-
-
-seen = set(range(20_000))
-end = time.monotonic() + 6
-while time.monotonic() < end:
-    items = [sample(seen, 20_001) for _ in range(20)]
-""",
-        **FINE,
-    ),
-    planted(
-        name="error_at_once",
-        setup=WARM,
-        cell="""
-import torch
-
-torch.randn(3, 4) @ torch.randn(3, 4)
-""",
-        raises="RuntimeError",
-        **FINE,
-    ),
-    planted(
         name="prints",
         cell="""
 import time
@@ -70,18 +37,6 @@ import time
 for epoch in range(12):
     print(f"epoch {epoch}: loss {1 / (epoch + 1):.3f}")
     time.sleep(0.45)
-""",
-        **FINE,
-    ),
-    planted(
-        name="progress_bar",
-        cell="""
-import time
-
-from tqdm import tqdm
-
-for batch in tqdm(range(25)):
-    time.sleep(0.2)
 """,
         **FINE,
     ),
@@ -114,93 +69,6 @@ for step in range(50):
         **FINE,
     ),
     planted(
-        name="listener_of_an_earlier_cell",
-        setup="""
-import queue
-import threading
-
-inbox = queue.Queue()
-
-
-def listen():
-    while True:
-        inbox.get()
-
-
-listener = threading.Thread(target=listen, name="listener", daemon=True)
-listener.start()
-""",
-        cell="""
-import time
-
-for step in range(20):
-    inbox.put(step)
-    time.sleep(0.2)
-""",
-        **FINE,
-    ),
-    planted(
-        name="sleep_beside_a_waiting_listener",
-        setup="""
-import threading
-
-shutdown = threading.Event()
-threading.Thread(target=shutdown.wait, name="janitor", daemon=True).start()
-""",
-        cell="""
-import time
-
-time.sleep(5) #!
-""",
-        ends="itself",
-        state=("slow",),
-        root="main",
-        kind=("sleep",),
-    ),
-    planted(
-        name="thread_that_runs_on_after_the_cell",
-        cell="""
-import threading
-import time
-
-beats = []
-
-
-def beat():
-    for _ in range(10):
-        beats.append(time.time())
-        time.sleep(0.5)
-
-
-threading.Thread(target=beat, name="heart").start()
-time.sleep(1.0)
-""",
-        **FINE,
-    ),
-    planted(
-        name="idle_pools_of_an_earlier_cell",
-        setup="""
-import multiprocessing as mp
-from concurrent.futures import ThreadPoolExecutor
-
-threads = ThreadPoolExecutor(3, thread_name_prefix="idle")
-processes = mp.get_context("fork").Pool(2)
-print(list(threads.map(abs, [-1, 2])), processes.map(abs, [-3, 4]))
-""",
-        cell="""
-import time
-
-rounds = []
-for step in range(15):
-    rounds.append(processes.apply(abs, (-step,)) + threads.submit(abs, -step).result())
-    time.sleep(0.25)
-processes.terminate()
-processes.join()
-threads.shutdown()
-""",
-        **FINE,
-    ),
-    planted(
         name="prefetch_with_a_producer_thread",
         setup=WARM,
         cell="""
@@ -224,24 +92,6 @@ threading.Thread(target=prefetch, name="prefetch", daemon=True).start()
 model = torch.nn.Linear(4, 1)
 while (batch := batches.get()) is not None:
     model(batch).sum().backward()
-""",
-        **FINE,
-    ),
-    planted(
-        name="loader_and_pool_together",
-        setup=WARM,
-        cell="""
-import time
-from concurrent.futures import ThreadPoolExecutor
-
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-data = TensorDataset(torch.randn(40, 3))
-with ThreadPoolExecutor(2) as pool:
-    for epoch in range(3):
-        losses = [pool.submit(lambda x=x: float(x.mean())) for (x,) in DataLoader(data, batch_size=8, num_workers=2)]
-        print(sum(loss.result() for loss in losses))
 """,
         **FINE,
     ),
@@ -318,42 +168,5 @@ with ThreadPoolExecutor(1) as pool:
         # What the main thread waits for is a future; the loop beside it sleeps and wakes.
         ends="itself",
         state=("finished", "slow"),
-    ),
-    planted(
-        name="processes_that_come_and_go",
-        cell="""
-import multiprocessing as mp
-
-context = mp.get_context("fork")
-for index in range(25):
-    child = context.Process(target=sum, args=(range(index),))
-    child.start()
-    child.join()
-""",
-        **FINE,
-    ),
-    planted(
-        name="worker_thread_in_a_wait_with_a_timeout",
-        cell="""
-import threading
-import time
-
-stop = threading.Event()
-ticks = []
-
-
-def tick():
-    while not stop.wait(timeout=0.2):
-        ticks.append(len(ticks))
-
-
-ticker = threading.Thread(target=tick, name="ticker")
-ticker.start()
-for step in range(12):
-    time.sleep(0.35)
-stop.set()
-ticker.join()
-""",
-        **FINE,
     ),
 )

@@ -1,44 +1,14 @@
-"""Processes that a cell starts: multiprocessing, pools, pipes, subprocess."""
+"""Processes, pools, and workers of a DataLoader."""
 
 from __future__ import annotations
 
-from tests.hang_cases.marks import planted
+from tests.hang_cases.marks import WARM, planted
 
 __all__ = ["CASES"]
 
 STOPPED = "KeyboardInterrupt"
 
 CASES = (
-    planted(
-        name="openmp_after_fork",
-        setup="""
-import torch
-
-torch.set_num_threads(2)
-warm = torch.randn(600, 600) @ torch.randn(600, 600)
-""",
-        cell="""
-import multiprocessing as mp
-
-
-def evaluate(size):
-    x = torch.randn(size, size)
-    y = x @ x #!
-    print(y.mean())
-
-
-child = mp.get_context("fork").Process(target=evaluate, args=(600,), name="evaluator")
-child.start()
-child.join()
-""",
-        cause=("openmp_after_fork",),
-        root="process evaluator",
-        kind=("native",),
-        where="x @ x",
-        edges=(("main", "process evaluator"),),
-        says=("set_num_threads(1)|spawn",),
-        raises=STOPPED,
-    ),
     planted(
         name="openmp_after_fork_in_a_pool",
         setup="""
@@ -63,29 +33,6 @@ with ProcessPoolExecutor(max_workers=2, mp_context=get_context("fork")) as pool:
         cause=("openmp_after_fork",),
         kind=("native",),
         where="weights * scale",
-        raises=STOPPED,
-    ),
-    planted(
-        name="joined_before_the_queue_is_emptied",
-        cell="""
-import multiprocessing as mp
-
-context = mp.get_context("fork")
-results = context.Queue()
-
-
-def produce():
-    results.put(bytes(4_000_000))
-
-
-child = context.Process(target=produce, name="producer")
-child.start()
-child.join() #!
-payload = results.get()
-""",
-        cause=("deadlock",),
-        edges=(("main", "process producer"),),
-        says=("get|queue|empt",),
         raises=STOPPED,
     ),
     planted(
@@ -133,28 +80,6 @@ with mp.get_context("fork").Pool(2) as pool:
         raises=STOPPED,
     ),
     planted(
-        name="broken_process_pool",
-        cell="""
-import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
-
-def decode(index):
-    if index == 3:
-        os._exit(7)
-    return index
-
-
-with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-    print(list(pool.map(decode, range(6))))
-""",
-        ends="itself",
-        state=("finished",),
-        cause=("worker_died", None),
-        raises="BrokenProcessPool",
-    ),
-    planted(
         name="lock_of_a_child_that_was_killed",
         cell="""
 import multiprocessing as mp
@@ -182,30 +107,6 @@ checkpoint.acquire() #!
 """,
         cause=("lock_never_released", "worker_died"),
         kind=("lock", "dead"),
-        raises=STOPPED,
-    ),
-    planted(
-        name="child_that_ignores_sigterm",
-        cell="""
-import multiprocessing as mp
-import signal
-import threading
-
-
-def stubborn():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Event().wait() #!
-
-
-child = mp.get_context("fork").Process(target=stubborn, name="stubborn")
-child.start()
-child.join()
-""",
-        cause=("event_never_set",),
-        root="process stubborn",
-        kind=("event",),
-        edges=(("main", "process stubborn"),),
         raises=STOPPED,
     ),
     planted(
@@ -286,55 +187,6 @@ with cache_lock:
         raises=STOPPED,
     ),
     planted(
-        name="output_of_a_subprocess_that_nobody_reads",
-        cell="""
-import subprocess
-import sys
-
-script = "import sys\\nfor step in range(20000): print('step', step, 'loss', 0.1)"
-process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-process.wait() #!
-print(process.stdout.read()[-40:])
-""",
-        cause=("deadlock", "native_wait"),
-        says=("pipe|communicate|stdout",),
-        raises=STOPPED,
-    ),
-    planted(
-        name="subprocess_that_waits_for_the_end_of_its_input",
-        cell="""
-import subprocess
-
-sort = subprocess.Popen(["sort"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-sort.stdin.write("b\\na\\n")
-sort.stdin.flush()
-lines = sort.stdout.read() #!
-""",
-        cause=("deadlock", "native_wait"),
-        raises=STOPPED,
-    ),
-    planted(
-        name="child_that_sleeps",
-        cell="""
-import multiprocessing as mp
-import time
-
-
-def nap(seconds):
-    time.sleep(seconds) #!
-
-
-child = mp.get_context("fork").Process(target=nap, args=(6,), name="sleeper")
-child.start()
-child.join()
-""",
-        ends="itself",
-        state=("slow",),
-        root="process sleeper",
-        kind=("sleep",),
-        edges=(("main", "process sleeper"),),
-    ),
-    planted(
         name="subprocess_that_sleeps",
         cell="""
 import subprocess
@@ -345,58 +197,249 @@ subprocess.run(["sleep", "6"], check=True) #!
         state=("slow",),
     ),
     planted(
-        name="child_that_works",
+        name="debugger_in_a_worker",
+        source="https://discuss.pytorch.org/t/using-pdb-in-dataset-with-num-workers/",
+        setup=WARM,
         cell="""
-import multiprocessing as mp
-import time
+import pdb
+
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 
-def count(seconds):
-    end, n = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        n += 1
+class Rows(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        row = torch.arange(3.0) + index
+        if index == 2:
+            pdb.Pdb().set_trace() #!
+        return row / row.sum() #!
 
 
-child = mp.get_context("fork").Process(target=count, args=(6,), name="counter")
-child.start()
-child.join()
+for batch in DataLoader(Rows(), batch_size=2, num_workers=1):
+    print(batch.mean())
 """,
-        ends="itself",
-        state=("slow", "finished"),
+        cause=("debugger_in_worker",),
+        root="worker 0",
+        kind=("input",),
+        edges=(("main", "worker 0"),),
+        says=("debugger|pdb", "num_workers"),
+        raises=STOPPED,
     ),
     planted(
-        name="zombie_beside_a_sleep",
+        name="init_function_reads_a_silent_socket",
+        setup=WARM,
+        cell="""
+import socket
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+
+
+def connect(worker_id):
+    client = socket.create_connection(("127.0.0.1", port))
+    client.sendall(b"hello")
+    client.recv(16) #!
+
+
+try:
+    for (x,) in DataLoader(TensorDataset(torch.randn(8, 2)), num_workers=1, worker_init_fn=connect):
+        print(x)
+finally:
+    server.close()
+""",
+        state=("stuck", "slow"),
+        ends="interrupt",
+        interrupt_s=7.0,
+        cause=("worker_blocked", "network"),
+        root="worker 0",
+        kind=("io",),
+        edges=(("main", "worker 0"),),
+        raises=STOPPED,
+    ),
+    planted(
+        name="worker_leaves_by_os_exit",
+        setup=WARM,
         cell="""
 import os
 import time
 
-pid = os.fork()
-if pid == 0:
-    os._exit(0)
-time.sleep(5) #!
-os.waitpid(pid, 0)
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Decoder(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            time.sleep(0.5)
+            os._exit(3)
+        return torch.zeros(2)
+
+
+for batch in DataLoader(Decoder(), batch_size=2, num_workers=1):
+    pass
 """,
         ends="itself",
-        state=("slow",),
-        root="main",
-        kind=("sleep",),
+        state=("finished",),
+        cause=("worker_died",),
+        says=("exit code 3|exited with 3|exited with code 3|exitcode 3|code 3|status 3",),
+        raises="RuntimeError",
     ),
     planted(
-        name="pool_with_unequal_tasks",
+        name="worker_killed",
+        setup=WARM,
         cell="""
-import multiprocessing as mp
+import os
+import signal
 import time
 
-
-def fold(seconds):
-    time.sleep(seconds) #!
-    return seconds
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 
-with mp.get_context("fork").Pool(3) as pool:
-    print(pool.map(fold, [0.2, 5.0, 0.3, 0.1, 0.2], chunksize=1)) #!
+class Hungry(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 4:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(2)
+
+
+for batch in DataLoader(Hungry(), batch_size=2, num_workers=1):
+    pass
+""",
+        ends="itself",
+        state=("finished",),
+        cause=("worker_died",),
+        says=("kill|-9",),
+        raises="RuntimeError",
+    ),
+    planted(
+        name="dataset_of_the_cell_under_spawn",
+        setup=WARM,
+        cell="""
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor(index**2)
+
+
+for batch in DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context="spawn"): #!
+    print(batch)
+""",
+        ends="itself",
+        state=("finished", "slow"),
+        cause=("worker_died",),
+        says=("spawn|__main__", "module|file|import|fork"),
+        raises="RuntimeError",
+    ),
+    planted(
+        name="slow_dataset_with_workers",
+        setup=WARM,
+        cell="""
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Volumes(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(3.0) #!
+        return torch.randn(8)
+
+
+model = torch.nn.Linear(8, 1)
+for batch in DataLoader(Volumes(), batch_size=2, num_workers=2): #!
+    model(batch).mean().backward()
 """,
         ends="itself",
         state=("slow",),
+        cause=("data_loading",),
+        kind=("sleep", "batch"),
+        says=("num_workers|worker",),
+    ),
+    planted(
+        name="worker_locks_itself_out",
+        setup="import threading\n\nimport torch\nfrom torch.utils.data import DataLoader, Dataset",
+        cell="""
+class Shards(Dataset):
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.opened = {}
+
+    def __len__(self):
+        return 16
+
+    def shard(self, number):
+        with self.lock: #!
+            return self.opened.setdefault(number, torch.randn(4, 3))
+
+    def __getitem__(self, index):
+        if index < 5:
+            return self.shard(index // 4)[index % 4]
+        with self.lock:
+            return self.shard(index // 4)[index % 4]
+
+
+for batch in DataLoader(Shards(), batch_size=4, num_workers=2):
+    print(batch.shape)
+""",
+        cause=("self_deadlock", "worker_blocked"),
+        root="worker 1",
+        kind=("lock",),
+        edges=(("main", "worker 1"),),
+        says=("batch 1",),
+        raises=STOPPED,
+    ),
+    planted(
+        name="openmp_after_fork",
+        setup="""
+import torch
+
+torch.set_num_threads(2)
+warm = torch.randn(600, 600) @ torch.randn(600, 600)
+""",
+        cell="""
+import multiprocessing as mp
+
+
+def evaluate(size):
+    x = torch.randn(size, size)
+    y = x @ x #!
+    print(y.mean())
+
+
+child = mp.get_context("fork").Process(target=evaluate, args=(600,), name="evaluator")
+child.start()
+child.join()
+""",
+        cause=("openmp_after_fork",),
+        root="process evaluator",
+        kind=("native",),
+        where="x @ x",
+        edges=(("main", "process evaluator"),),
+        says=("set_num_threads(1)|spawn",),
+        raises=STOPPED,
     ),
 )

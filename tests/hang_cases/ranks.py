@@ -75,52 +75,6 @@ launch(work, 2, mp.get_context("fork").Queue())
         raises=STOPPED,
     ),
     planted(
-        name="different_operations",
-        setup=SETUP,
-        cell="""
-def work(rank, world_size, port):
-    join_group(rank, world_size, port)
-    scores = torch.randn(4)
-    for step in range(3):
-        dist.all_reduce(scores)
-    if rank == 0:
-        dist.all_reduce(scores, op=dist.ReduceOp.MAX) #!
-    else:
-        dist.all_gather([torch.empty(4), torch.empty(4)], scores) #!
-    dist.barrier()
-
-
-launch(work)
-""",
-        cause=("collective_mismatch",),
-        root="rank 0|rank 1",
-        kind=("collective",),
-        says=("all_reduce", "all_gather|allgather"),
-        raises=STOPPED,
-    ),
-    planted(
-        name="two_collectives_in_another_order",
-        setup=SETUP,
-        cell=f"""
-def work(rank, world_size, port):
-    join_group(rank, world_size, port)
-    loss, stop = torch.ones(1), torch.zeros(1)
-    if rank == 0:
-        dist.all_reduce(loss) #!
-        dist.broadcast(stop, src=0)
-    else:
-        dist.broadcast(stop, src=0) #!
-        dist.all_reduce(loss)
-    dist.barrier() #!
-
-{START}""",
-        cause=("collective_mismatch",),
-        root="rank 0|rank 1",
-        kind=("collective",),
-        says=("all_reduce", "broadcast"),
-        raises=STOPPED,
-    ),
-    planted(
         name="a_branch_that_depends_on_the_data",
         setup=SETUP,
         cell="""
@@ -177,48 +131,6 @@ def work(rank, world_size, port):
         state=("finished", "slow"),
         cause=("collective_mismatch", "rank_died"),
         says=("3, 16|3x16|3 x 16|48|64|SIGABRT",),  # gloo may end a rank before it can say more
-    ),
-    planted(
-        name="uneven_batches_under_ddp",
-        setup=SETUP,
-        cell="""
-def work(rank, world_size, port, orders):
-    join_group(rank, world_size, port)
-    model = DDP(nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(5 + (rank == 0)):
-        optimizer.zero_grad()
-        model(torch.randn(2, 4)).mean().backward() #!
-        optimizer.step()
-    if rank == 1:
-        orders.get() #!
-
-
-launch(work, 2, mp.get_context("fork").Queue())
-""",
-        cause=("uneven_batches",),
-        root="rank 1",
-        edges=(("rank 0", "rank 1"),),
-        says=("join",),
-        raises=STOPPED,
-    ),
-    planted(
-        name="uneven_batches_then_a_barrier",
-        setup=SETUP,
-        cell=f"""
-def work(rank, world_size, port):
-    join_group(rank, world_size, port)
-    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
-    data = torch.randn(9, 4)[rank::2]
-    for epoch in range(2):
-        for row in data:
-            model(row).sum().backward() #!
-        dist.barrier() #!
-
-{START}""",
-        cause=("uneven_batches", "collective_mismatch"),
-        kind=("collective",),
-        raises=STOPPED,
     ),
     planted(
         name="parameters_unused_on_one_rank",
@@ -355,87 +267,51 @@ finally:
         raises="KeyboardInterrupt|RuntimeError|DistBackendError",
     ),
     planted(
-        name="ranks_of_a_module_under_spawn",
-        setup=SETUP,
-        files=(
-            (
-                "trainer_of_two.py",
-                """import datetime
-
-import torch
-import torch.distributed as dist
-
-
-def train(rank, world_size, port):
-    limit = datetime.timedelta(seconds=120)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=limit)
-    grads = torch.ones(4)
-    dist.all_reduce(grads)
-    if rank == 0:
-        dist.broadcast(grads, src=0)
-        dist.reduce(grads, dst=1)
-    else:
-        dist.reduce(grads, dst=1)
-        dist.broadcast(grads, src=0)
-    dist.barrier()
-""",
-            ),
-        ),
-        cell="""
-import sys
-
-sys.path.insert(0, "")
-import trainer_of_two
-
-mp.spawn(trainer_of_two.train, args=(2, free_port()), nprocs=2)
-""",
-        cause=("collective_mismatch",),
-        root="rank 0|rank 1",
-        kind=("collective",),
-        raises=STOPPED,
-    ),
-    planted(
-        name="ranks_that_agree",
+        name="different_operations",
         setup=SETUP,
         cell="""
 def work(rank, world_size, port):
     join_group(rank, world_size, port)
-    model = DDP(nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(40):
-        optimizer.zero_grad()
-        model(torch.randn(2, 4)).mean().backward()
-        optimizer.step()
-        if step % 8 == 0 and rank == 0:
-            print("step", step, flush=True)
-        time.sleep(0.1)
+    scores = torch.randn(4)
+    for step in range(3):
+        dist.all_reduce(scores)
+    if rank == 0:
+        dist.all_reduce(scores, op=dist.ReduceOp.MAX) #!
+    else:
+        dist.all_gather([torch.empty(4), torch.empty(4)], scores) #!
     dist.barrier()
-    dist.destroy_process_group()
 
 
 launch(work)
 """,
-        ends="itself",
-        state=("finished", "slow"),
-        after_s=2.0,
+        cause=("collective_mismatch",),
+        root="rank 0|rank 1",
+        kind=("collective",),
+        says=("all_reduce", "all_gather|allgather"),
+        raises=STOPPED,
     ),
     planted(
-        name="rank_that_validates_for_long",
+        name="uneven_batches_under_ddp",
         setup=SETUP,
-        cell=f"""
-def work(rank, world_size, port):
+        cell="""
+def work(rank, world_size, port, orders):
     join_group(rank, world_size, port)
-    for epoch in range(2):
-        x = torch.ones(4)
-        dist.all_reduce(x)
-        if rank == 0:
-            time.sleep(4) #!
-        dist.barrier() #!
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(5 + (rank == 0)):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).mean().backward() #!
+        optimizer.step()
+    if rank == 1:
+        orders.get() #!
 
-{START}""",
-        ends="itself",
-        state=("slow",),
-        root="rank 0",
-        kind=("sleep",),
+
+launch(work, 2, mp.get_context("fork").Queue())
+""",
+        cause=("uneven_batches",),
+        root="rank 1",
+        edges=(("rank 0", "rank 1"),),
+        says=("join",),
+        raises=STOPPED,
     ),
 )

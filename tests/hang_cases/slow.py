@@ -24,39 +24,6 @@ time.sleep(6) #!
         where="time.sleep(6)",
     ),
     planted(
-        name="stop_pressed_on_a_sleep",
-        cell="""
-import time
-
-for attempt in range(3):
-    time.sleep(600) #!
-""",
-        ends="interrupt",
-        interrupt_s=5.0,
-        state=("slow", "interrupted"),
-        raises=STOPPED,
-    ),
-    planted(
-        name="steps_of_a_second",
-        setup=WARM,
-        cell="""
-import time
-
-import torch
-
-model = torch.nn.Linear(16, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(6):
-    optimizer.zero_grad()
-    model(torch.randn(4, 16)).mean().backward()
-    optimizer.step()
-    time.sleep(1.0)
-""",
-        ends="itself",
-        state=("finished",),
-        after_s=2.0,
-    ),
-    planted(
         name="loop_of_matrix_products",
         setup=WARM,
         cell="""
@@ -73,20 +40,6 @@ while time.monotonic() < end:
 """,
         ends="itself",
         state=("finished",),
-    ),
-    planted(
-        name="one_long_operation",
-        setup=WARM,
-        cell="""
-import torch
-
-x = torch.randn(2200, 2200, dtype=torch.float64)
-values = torch.linalg.svdvals(x) #!
-""",
-        ends="itself",
-        state=("slow",),
-        cause=(None, "native_wait"),
-        root="main",
     ),
     planted(
         name="hidden_state_never_detached",
@@ -139,33 +92,6 @@ while time.monotonic() - begin < 11:
         after_s=1.0,
     ),
     planted(
-        name="tracer_is_installed",
-        cell="""
-import sys
-
-
-def count_paths(rows, columns):
-    if rows == 0 or columns == 0:
-        return 1
-    return count_paths(rows - 1, columns) + count_paths(rows, columns - 1) #!
-
-
-def trace(frame, event, arg):
-    frame.f_trace_opcodes = True
-    return trace
-
-
-sys.settrace(trace)
-try:
-    paths = count_paths(11, 11)
-finally:
-    sys.settrace(None)
-""",
-        ends="itself",
-        state=("slow", "finished"),
-        cause=("tracing", None),
-    ),
-    planted(
         name="anomaly_mode_over_a_long_graph",
         setup=WARM,
         cell="""
@@ -197,14 +123,6 @@ found = CELL.match(line) #!
         cause=("gil_held",),
         root="main",
         where="CELL.match",
-    ),
-    planted(
-        name="sum_in_pure_python",
-        cell="""
-total = sum(x * x for x in range(6 * 10**7))
-""",
-        ends="itself",
-        state=("finished", "slow"),
     ),
     planted(
         name="server_that_answers_late",
@@ -270,24 +188,6 @@ server.server_close()
         ends="itself",
         state=("slow",),
         cause=("network",),
-    ),
-    planted(
-        name="loop_whose_condition_cannot_change",
-        cell="""
-def wait_until_converged(tolerance):
-    converged = False
-    while not converged: #!
-        pass #!
-
-
-wait_until_converged(1e-3)
-""",
-        ends="interrupt",
-        interrupt_s=6.0,
-        state=("stuck", "slow"),
-        cause=("infinite_loop",),
-        root="main",
-        raises=STOPPED,
     ),
     planted(
         name="loop_that_never_updates_what_it_tests",

@@ -57,7 +57,7 @@ def alive(kernel: Kernel) -> int:
     return int(kernel.value("sum(ref() is not None for ref in refs)") or -1)
 
 
-@pytest.mark.parametrize(("stack", "case"), on_stacks(FAILURES, colab=("plain", "chained", "await")), indirect=["stack"])
+@pytest.mark.parametrize(("stack", "case"), on_stacks(FAILURES, colab=("await",)), indirect=["stack"])
 def test_an_old_error_is_found_and_freed(case: str, clean: Kernel) -> None:
     failed = clean.run(FAILURES[case])
     assert failed.status == "error"

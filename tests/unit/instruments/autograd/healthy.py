@@ -259,17 +259,6 @@ for _ in range(3):
 """,
     ),
     Program(
-        "only torch.autograd.grad, no optimizer",
-        """\
-x = torch.linspace(0, 1, 5, requires_grad=True)
-y = (x**3).sum()
-(dy,) = torch.autograd.grad(y, x, create_graph=True)
-(d2y,) = torch.autograd.grad(dy.sum(), x)
-assert torch.allclose(d2y, 6 * x)
-jacobian = torch.autograd.functional.jacobian(lambda t: t.sin() * t.sum(), torch.randn(3))
-""",
-    ),
-    Program(
         "MAML with second-order gradients",
         """\
 from torch.func import functional_call
@@ -654,42 +643,6 @@ update_bn([x for x, _ in loader], swa)
 swa.eval()
 with torch.no_grad():
     swa(torch.randn(2, 4))
-""",
-    ),
-    Program(
-        "parametrizations, weight norm and spectral norm",
-        """\
-from torch.nn.utils import parametrizations, parametrize
-
-class Symmetric(nn.Module):
-    def forward(self, w):
-        return w.triu() + w.triu(1).transpose(-1, -2)
-
-first, second = parametrizations.weight_norm(nn.Linear(4, 6)), parametrizations.spectral_norm(nn.Linear(6, 6))
-model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 6))
-parametrize.register_parametrization(model[4], "weight", Symmetric())
-opt = torch.optim.Adam(model.parameters())
-for x in torch.randn(4, 5, 4):
-    loss = model(x).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "an old spectral norm in a hinge GAN",
-        """\
-D = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.LeakyReLU(0.2), nn.utils.spectral_norm(nn.Linear(8, 1)))
-G = nn.Linear(2, 4)
-od, og = torch.optim.Adam(D.parameters()), torch.optim.Adam(G.parameters())
-for real in torch.randn(3, 6, 4):
-    fake = G(torch.randn(6, 2))
-    od.zero_grad()
-    (F.relu(1 - D(real)).mean() + F.relu(1 + D(fake.detach())).mean()).backward()
-    od.step()
-    og.zero_grad()
-    (-D(fake).mean()).backward()
-    og.step()
 """,
     ),
     Program(

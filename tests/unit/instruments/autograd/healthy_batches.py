@@ -119,28 +119,6 @@ for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "one sequence with a batch of one",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(4, 6, batch_first=True)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        out, _ = self.rnn(x.unsqueeze(0))
-        return self.fc(out.squeeze(0))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "attention over one sequence",
         """\
 class Net(nn.Module):
@@ -162,31 +140,6 @@ for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
-        "heads folded into the batch",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q = nn.Linear(8, 24)
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x):
-        T, B, C = x.shape
-        q, k, v = self.q(x).chunk(3, -1)
-        q, k, v = [t.reshape(T, B * 2, 4).transpose(0, 1) for t in (q, k, v)]
-        a = F.softmax(q @ k.transpose(-2, -1), -1) @ v
-        return self.fc(a.transpose(0, 1).reshape(T, B, C).mean(0))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(5, 7, 8), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "the last states of four directions, transposed",
         """\
 class Net(nn.Module):
@@ -198,29 +151,6 @@ class Net(nn.Module):
     def forward(self, x):
         _, h = self.rnn(x)
         return self.fc(h.transpose(0, 1).reshape(x.size(0), -1))
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "the last states viewed by layer and direction",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.GRU(4, 6, num_layers=2, batch_first=True, bidirectional=True)
-        self.fc = nn.Linear(12, 3)
-
-    def forward(self, x):
-        _, h = self.rnn(x)
-        h = h.view(2, 2, x.size(0), 6)[-1]
-        return self.fc(torch.cat([h[0], h[1]], 1))
 
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -322,40 +252,6 @@ for input_ids in torch.randint(14, (3, 2, 6)):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-""",
-    ),
-    Program(
-        "positions of (steps, batch)",
-        """\
-class PositionalEncoding(nn.Module):
-    def __init__(self, dim, longest=50):
-        super().__init__()
-        position, rates = torch.arange(longest).unsqueeze(1), torch.exp(torch.arange(0, dim, 2) * (-3 / dim))
-        pe = torch.zeros(longest, 1, dim)
-        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
-        self.register_buffer("pe", pe)
-
-    def forward(self, x):
-        x = x + self.pe[:x.size(0)]
-        return x
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.position = nn.Embedding(9, 8), PositionalEncoding(8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16)
-        self.head = nn.Linear(8, 9)
-
-    def forward(self, x):
-        return self.head(self.layer(self.position(self.embed(x))))
-
-net = Net()
-opt = torch.optim.Adam(net.parameters())
-for x in [torch.randint(9, (5, 6)) for _ in range(3)]:
-    loss = F.cross_entropy(net(x).flatten(0, 1), x.flatten())
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 """,
     ),
     Program(
@@ -494,25 +390,6 @@ for epoch in range(3):
     with torch.no_grad():
         for x, y in in_order:
             accuracy = (net(x).argmax(1) == y).float().mean()
-""",
-    ),
-    Program(
-        "divergences both ways, distillation, and what a loss learns from another model",
-        """\
-net, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(4):
-    x = torch.randn(8, 4)
-    with torch.no_grad():
-        known = teacher(x)
-    student = net(x)
-    forward = F.kl_div(F.log_softmax(student, 1), F.softmax(known, 1), reduction="batchmean")
-    reverse = F.kl_div(F.log_softmax(known, 1), F.softmax(student, 1), reduction="batchmean")
-    logs = F.kl_div(student.log_softmax(1), known.log_softmax(1), reduction="batchmean", log_target=True)
-    entropy = -(F.log_softmax(known, 1) * F.softmax(student, 1)).sum(1).mean()
-    opt.zero_grad()
-    (forward + reverse + logs + entropy + F.cross_entropy(student, known.softmax(1))).backward()
-    opt.step()
 """,
     ),
     Program(

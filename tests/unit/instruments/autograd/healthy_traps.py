@@ -24,29 +24,6 @@ for x, y in torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=collate):
 """,
     ),
     Program(
-        "maps of bright spots are flattened, each sample for itself",
-        """\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.key = nn.Conv2d(1, 6, 1, bias=False), nn.Conv2d(6, 6, 1, bias=False)
-    def forward(self, images):
-        maps = self.conv(images).relu()
-        return self.key(maps).view(len(images), 6, -1), maps
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    images = torch.zeros(4, 1, 10, 10)
-    for i in range(4):
-        images[i, :, i : i + 7, 2:9] = i + 1
-    keys, maps = net(images)
-    loss = (keys[:, :3] - keys[:, 3:]).abs().mean() + maps.mean()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
         "master weights in float32 beside a bfloat16 model",
         """\
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(torch.bfloat16)
@@ -317,22 +294,6 @@ for i, x in enumerate(torch.randn(5, 4, 3)):
 """,
     ),
     Program(
-        "an ensemble: each network has its own optimizer",
-        """\
-nets = [nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)) for _ in range(3)]
-opts = [torch.optim.Adam(net.parameters()) for net in nets]
-for step in range(4):
-    for net, opt in zip(nets, opts):
-        x = torch.randn(5, 3)
-        loss = F.mse_loss(net(x), x.sum(1, keepdim=True))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-with torch.no_grad():
-    torch.stack([net(torch.ones(2, 3)) for net in nets]).std(0)
-""",
-    ),
-    Program(
         "k-fold cross-validation: a new model and a new optimizer a fold",
         """\
 X, y = torch.randn(24, 4), torch.randint(2, (24,))
@@ -382,24 +343,6 @@ for step in range(4):
     buffer[:] = torch.randn(6, 4).numpy()
     x = torch.from_numpy(buffer)
     loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    Program(
-        "running statistics are averaged between two forwards, and a tensor has a hook",
-        """\
-seen = []
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for x in torch.randn(3, 6, 4):
-    first = model(x)
-    for buffer in model.buffers():
-        buffer.data.copy_(buffer * 0.5)
-    hidden = model[0](x)
-    hidden.register_hook(lambda gradient: seen.append(gradient.norm()))
-    loss = (first.mean() - 1).square() + model[1:](hidden).square().mean()
     opt.zero_grad()
     loss.backward()
     opt.step()

@@ -31,16 +31,6 @@ with torch.no_grad():
 torch.save(net.state_dict(), last)
 """,
     ),
-    "saved aside, and moved": (
-        "torch.save({'n': 1}, root / 'state.pt')",
-        """\
-state = torch.load(root / "state.pt")
-state["n"] += 1
-torch.save(state, root / "state.tmp")
-os.replace(root / "state.tmp", root / "state.pt")
-x = torch.ones(2) * torch.load(root / "state.pt")["n"]
-""",
-    ),
     "the last three are kept": (
         "for i in range(3): (root / f'c{i}').write_text(str(i))",
         """\
@@ -61,15 +51,6 @@ shutil.rmtree(root / "out")
 y = x + len(os.listdir(root / "out"))
 """,
     ),
-    "numbered by how many there are": (
-        "",
-        """\
-run = root / f"run{len(list(root.iterdir()))}"
-run.mkdir()
-(run / "config.json").write_text("3")
-x = torch.ones(2) * float((run / "config.json").read_text())
-""",
-    ),
     "in the order of the folder": (
         "",
         """\
@@ -78,17 +59,6 @@ for i in range(12):
 names = os.listdir(root)
 x = torch.tensor([float((root / name).read_text()) for name in names])
 y = torch.tensor([float(path.read_text()) for path in root.iterdir()]) - x
-""",
-    ),
-    "read and written in place": (
-        "(root / 'count').write_text('5')",
-        """\
-with open(root / "count", "r+") as file:
-    n = int(file.read())
-    file.seek(0)
-    file.write(str(n + 1))
-with open(root / "count") as file:
-    x = torch.ones(2) * n * int(file.read())
 """,
     ),
     "only if it is new": (
@@ -129,10 +99,6 @@ log.write("b\\n")
 log.seek(0)
 x = torch.ones(2) * len(log.readlines())
 """,
-    ),
-    "a file that was open before, in bytes": (
-        "log = open(root / 'log.bin', 'wb')\nlog.write(b'head')",
-        "log.write(b'abc')\nx = torch.ones(2) * log.tell()",
     ),
     "written by its number": (
         "number = os.open(root / 'raw', os.O_RDWR | os.O_CREAT)\nos.write(number, b'ab')",
@@ -178,16 +144,6 @@ os.chdir(root / "inner")
 Path("there").write_text("1")
 x = torch.ones(2) * (n + len(os.listdir(".")))
 os.chdir(here)
-""",
-    ),
-    "a file under a name that is new each time": (
-        "",
-        """\
-stamp = f"{time.time_ns()}"
-os.mkdir(root / stamp)
-np.save(root / stamp / "a.npy", np.ones(2))
-Path(tempfile.mkdtemp(dir=root), "b").write_text("1")
-x = torch.from_numpy(np.load(root / stamp / "a.npy")) * 2
 """,
     ),
 }

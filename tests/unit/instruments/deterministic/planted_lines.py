@@ -14,17 +14,6 @@ class Cell(NamedTuple):
 
 
 PLANTED = {
-    "a clock in the optimizer's settings": Cell(
-        "wall_clock",
-        """\
-for group in opt.param_groups:
-    group["lr"] = 0.1 + (time.time() % 1) * 1e-3  # <- source
-opt.zero_grad()
-net(torch.ones(4, 3)).sum().backward()
-opt.step()  # <- op
-""",
-        "net = nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)",
-    ),
     "an optimizer that draws its own rate": Cell(
         "numpy_random",
         """\
@@ -90,15 +79,6 @@ while time.perf_counter() - begin < 0.02:
 y = x * n  # <- op
 """,
     ),
-    "an array of NumPy's that is added to": Cell(
-        "numpy_random",
-        """\
-a = np.zeros((2, 3), dtype=np.float32)
-t = torch.from_numpy(a)
-a += np.random.default_rng().random((2, 3)).astype(np.float32)  # <- source
-y = t * 2  # <- op
-""",
-    ),
     "memory of NumPy's that is mostly unwritten": Cell(
         "uninitialized_memory",
         """\
@@ -132,22 +112,5 @@ rate = json.loads(kept.read_text())["rate"]
 x = torch.ones(2) * rate  # <- op
 """,
         "import json, tempfile\nfrom pathlib import Path\nfolder = tempfile.TemporaryDirectory()\nkept = Path(folder.name, 'kept')",
-    ),
-    "through a file of torch's": Cell(
-        "wall_clock",
-        """\
-torch.save({"begun": time.time()}, kept)  # <- source
-begun = torch.load(kept)["begun"]
-x = torch.ones(2) * begun  # <- op
-""",
-        "import tempfile\nfolder = tempfile.TemporaryDirectory()\nkept = folder.name + '/kept.pt'",
-    ),
-    "an attribute that is set by its name": Cell(
-        "wall_clock",
-        """\
-setattr(thing, "scale", 1 + time.time() % 1)  # <- source
-x = torch.ones(2) * thing.scale  # <- op
-""",
-        "class Thing: pass\nthing = Thing()",
     ),
 }

@@ -82,16 +82,6 @@ def both_directions_of_one() -> tuple[Any, ...]:
     return Net(rnn=nn.GRU(8, 16, batch_first=True), fc=nn.Linear(32, 2)), torch.randn(3, 6, 8)
 
 
-@case("", "__getitem__", "position 10 of dimension 1, which has 10 (0 to 9)", fix="h[:, -1]")
-def the_step_behind_the_last() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            h = self.lift(x)
-            return self.head(h[:, 10])
-
-    return Net(lift=nn.Linear(4, 8), head=nn.Linear(8, 2)), torch.randn(2, 10, 4)
-
-
 @case("fc", "linear", "`view` made 64 rows of a batch of 32", fix="x.flatten(1)")
 def a_batch_as_a_number_that_divides() -> tuple[Any, ...]:
     class Net(Parts):
@@ -244,55 +234,6 @@ def a_short_way_of_rows() -> tuple[Any, ...]:
     return nn.Sequential(first, second, nn.Linear(16, 2)), torch.randn(4, 8)
 
 
-@case("", "add", "10 and 8 in the last dimension", fix="first = nn.Conv2d(8, 8, 3, padding=1)")
-def the_first_of_two_convolutions_not_padded() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return x + self.second(F.relu(self.first(x)))
-
-    return Net(first=nn.Conv2d(8, 8, 3), second=nn.Conv2d(8, 8, 3, padding=1)), torch.randn(2, 8, 10, 10)
-
-
-@case(
-    "",
-    "mse_loss",
-    "2 x 1 x 25 x 25",
-    fix="up = nn.ConvTranspose2d(4, 1, 3, stride=2, padding=1, output_padding=1)\n"
-    "mid = nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1)",
-)
-def pictures_that_come_back_smaller() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return F.mse_loss(self.up(self.mid(self.down(x))), x)
-
-    down = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1))
-    net = Net(down=down, mid=nn.ConvTranspose2d(8, 4, 3, 2, 1), up=nn.ConvTranspose2d(4, 1, 3, 2, 1))
-    return net, torch.randn(2, 1, 28, 28)
-
-
-@case("", "add", "25 and 26 in the last dimension", fix="self.side(a) + F.interpolate(up, size=self.side(a).shape[2:])")
-def a_level_of_an_odd_size() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            a = self.first(x)
-            b = self.second(a)
-            up = F.interpolate(b, scale_factor=2)
-            return self.side(a) + up
-
-    net = Net(first=nn.Conv2d(3, 8, 3, 2, 1), second=nn.Conv2d(8, 8, 3, 2, 1), side=nn.Conv2d(8, 8, 1))
-    return net, torch.randn(1, 3, 50, 50)
-
-
-@case("", "mul", "`h * scale` cannot broadcast", fix="h * scale[:, :, None, None]")
-def a_scale_for_each_of_as_many_channels_as_columns() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, style: Any) -> Any:
-            h, scale = self.conv(x), self.style(style)
-            return h * scale
-
-    return Net(conv=nn.Conv2d(3, 8, 3, padding=1), style=nn.Linear(10, 8)), torch.randn(2, 3, 8, 8), torch.randn(2, 10)
-
-
 @case("out", "linear", "expects 16 features, gets 4", fix="y = y.transpose(1, 2).flatten(2)")
 def heads_that_were_not_put_together() -> tuple[Any, ...]:
     class Net(Parts):
@@ -393,15 +334,6 @@ def classes_of_square_pictures_last() -> tuple[Any, ...]:
             return (p * t).sum()
 
     return Net(conv=nn.Conv2d(3, 4, 3, padding=1)), torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2, 8, 8))
-
-
-@case("", "add", "2 and 3 in dimension 0", fix="")
-def another_number_of_samples() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, y: Any) -> Any:
-            return self.fc(x) + y
-
-    return Net(fc=nn.Linear(4, 2)), torch.randn(2, 4), torch.randn(3, 2)
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)

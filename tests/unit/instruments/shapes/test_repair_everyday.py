@@ -37,16 +37,6 @@ def a_table_of_positions_for_a_series() -> tuple[Any, ...]:
     return Net(lift=nn.Linear(3, 8), pos=nn.Parameter(torch.zeros(30, 8))), torch.randn(2, 12, 3)
 
 
-@case("", "add", "`p + self.pos` cannot broadcast", fix="pos = nn.Parameter(torch.zeros(1, 16, 8))")
-def a_table_of_positions_for_larger_pictures() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            p = self.patch(x).flatten(2).transpose(1, 2)
-            return p + self.pos
-
-    return Net(patch=nn.Conv2d(3, 8, 8, 8), pos=nn.Parameter(torch.zeros(1, 64, 8))), torch.randn(2, 3, 32, 32)
-
-
 @case(
     "",
     "cat",
@@ -85,21 +75,6 @@ def heads_that_do_not_divide() -> tuple[Any, ...]:
 _PASSED_ON = "register_forward_hook(lambda module, args, output: output[0])"
 
 
-@case("1", None, "`1` expects a tensor, gets a tuple", "(output, state)", fix=f"model[0].{_PASSED_ON}")
-def a_tuple_in_a_sequential() -> tuple[Any, ...]:
-    return nn.Sequential(nn.LSTM(4, 6), nn.Linear(6, 2)), torch.randn(3, 2, 4)
-
-
-@case("body.2", None, "`body.2` expects a tensor, gets a tuple", "(output, state)", fix=f"body[1].{_PASSED_ON}")
-def a_tuple_in_a_sequential_inside() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, ids: Any) -> Any:
-            return self.body(ids)
-
-    body = nn.Sequential(nn.Embedding(9, 4), nn.GRU(4, 6, batch_first=True), nn.Linear(6, 2))
-    return Net(body=body), torch.ones(3, 5, dtype=torch.long)
-
-
 @case("head", None, "`states` 2 x 5 x 8", "`pooled` 2 x 8", fix="self.head(out['states'])")
 def a_mapping_where_a_tensor_is_wanted() -> tuple[Any, ...]:
     class Encoder(Parts):
@@ -113,16 +88,6 @@ def a_mapping_where_a_tensor_is_wanted() -> tuple[Any, ...]:
             return self.head(out)
 
     return Net(encoder=Encoder(lift=nn.Linear(3, 8)), head=nn.Linear(8, 2)), torch.randn(2, 5, 3)
-
-
-@case("attn", "multi_head_attention_forward", "expects key_padding_mask of 2 x 7", fix="mask = F.pad(mask, (0, 1))")
-def a_mask_that_ends_too_soon() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, mask: Any) -> Any:
-            out, _ = self.attn(x, x, x, key_padding_mask=mask)
-            return out
-
-    return Net(attn=nn.MultiheadAttention(8, 2, batch_first=True)), torch.randn(2, 7, 8), torch.zeros(2, 6, dtype=torch.bool)
 
 
 @case("attn", "multi_head_attention_forward", "expects key_padding_mask of 2 x 7", fix="mask = F.pad(mask, (1, 0))")
@@ -157,11 +122,6 @@ def a_batch_of_one_squeezed_away() -> tuple[Any, ...]:
             return self.fc(h)[:, 0]
 
     return Net(rnn=nn.GRU(4, 6, batch_first=True), fc=nn.Linear(6, 2)), torch.randn(1, 5, 4)
-
-
-@case("", None, "expects 4 features (input_size), gets 5", fix="model = nn.LSTM(5, 8)")
-def a_recurrent_layer_alone_whose_batch_is_second() -> tuple[Any, ...]:
-    return nn.LSTM(4, 8), torch.randn(2, 3, 5)
 
 
 CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -35,17 +35,6 @@ def a_picture_that_is_turned_behind_its_norm() -> tuple[Any, ...]:
     return net, torch.randn(2, 16, 8, 8)
 
 
-@case("red", "linear", "`red` expects 32 features, gets 24 = 8 + 8 + 8 from `cat`", fix="red = nn.Linear(24, 16)")
-def quarters_joined_behind_the_pixels() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            x = x.permute(0, 2, 3, 1)
-            x = torch.cat([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2]], -1)
-            return self.red(x)
-
-    return Net(red=nn.Linear(32, 16)), torch.randn(2, 8, 6, 6)
-
-
 @case("", "add", "4 and 8 in dimension -3", fix="")
 def slopes_for_more_heads() -> tuple[Any, ...]:
     class Net(Parts):
@@ -165,21 +154,6 @@ def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
             return x.repeat(3, 1)
 
     return Net(), torch.randn(2, 3, 5)
-
-
-@case(
-    "",
-    "linear",
-    "`F.linear(x, self.w, self.b)` cannot take `x` of 4 x 6, `w` of 7 x 6, `b` of 6: dimension 0 of",
-    " `b` is 6, and 7 would fit",
-    fix="b = nn.Parameter(torch.zeros(7))",
-)
-def a_bias_as_long_as_the_input() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return F.linear(x, self.w, self.b)
-
-    return Net(w=nn.Parameter(torch.randn(7, 6)), b=nn.Parameter(torch.zeros(6))), torch.randn(4, 6)
 
 
 @case(
@@ -385,22 +359,6 @@ def a_graph_of_more_nodes() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 8), near=torch.eye(6).to_sparse()), torch.randn(5, 8)
 
 
-@case(
-    "",
-    "add",
-    "50 and 46 in the last dimension",
-    fix="gate = nn.Conv1d(8, 8, 2, padding=2, dilation=4)\nfilter = nn.Conv1d(8, 8, 2, padding=2, dilation=4)",
-)
-def two_convolutions_side_by_side() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            h = torch.tanh(self.filter(x)) * torch.sigmoid(self.gate(x))
-            return x + self.out(h)
-
-    parts = {name: nn.Conv1d(8, 8, 2, dilation=4) for name in ("filter", "gate")}
-    return Net(out=nn.Conv1d(8, 8, 1), **parts), torch.randn(2, 8, 50)
-
-
 @case("", None, "`a, b = self.fc(x)` unpacks 2 values, and `fc` gives one tensor of 5 x 4", fix="")
 def one_tensor_for_two_names() -> tuple[Any, ...]:
     class Net(Parts):
@@ -439,16 +397,6 @@ def a_picture_beside_its_rows() -> tuple[Any, ...]:
             return F.mse_loss(y, x)
 
     return Net(net=nn.Sequential(nn.Flatten(), nn.Linear(49, 5), nn.Linear(5, 49))), torch.randn(4, 1, 7, 7)
-
-
-@case("", "linear", "`linear`: t() expects a tensor with <= 2 dimensions, but self is 3D (it gets `x` of 5 x 6, `w`", " of 5 x 4 x 6)")
-def weights_for_each_sample() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, c: Any) -> Any:
-            w = self.make(c).view(-1, 4, 6)
-            return F.linear(x, w)
-
-    return Net(make=nn.Linear(3, 24)), torch.randn(5, 6), torch.randn(5, 3)
 
 
 @case("fc", "linear", "gets 1024 = 16 x 8 x 8 from `conv`: its 16 channels were not pooled", fix="x.mean((2, 3))")

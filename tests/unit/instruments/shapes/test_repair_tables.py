@@ -36,23 +36,6 @@ def a_causal_mask_that_is_too_short() -> tuple[Any, ...]:
     return Scores(16), torch.randn(2, 24, 8)
 
 
-@case(
-    "blocks.0",
-    "masked_fill",
-    "`ids` is 2 x 24, and the model has 16 positions",
-    fix="blocks[0] = Scores(24)\nblocks[1] = Scores(24)",
-)
-def a_causal_mask_in_each_block() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, ids: Any) -> Any:
-            x = self.emb(ids)
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    return Net(emb=nn.Embedding(50, 8), blocks=nn.ModuleList([Scores(16), Scores(16)])), IDS
-
-
 class Attention(nn.Module):
     """With weights, and a mask to be added."""
 
@@ -89,11 +72,6 @@ class Sinusoids(nn.Module):
 class Words(Parts):
     def forward(self, ids: Any) -> Any:
         return self.pos(self.emb(ids))
-
-
-@case("pos", "add", "24 and 20", "`ids` is 2 x 24, and the model has 20 positions", fix="pos = Sinusoids(8, longest=24)")
-def positions_that_end_too_soon() -> tuple[Any, ...]:
-    return Words(emb=nn.Embedding(50, 8), pos=Sinusoids(8)), IDS
 
 
 @case("pos", "add", "8 and 16 in the last dimension", fix="pos = Sinusoids(8, longest=30)")

@@ -83,14 +83,6 @@ TOLD = {
         "draws from Python's `random`, which is not seeded",
         ("some = ", "random.seed(42)\nsome = "),
     ),
-    "a generator of the user's": Told(
-        "rng = np.random.default_rng()",
-        "x = torch.ones(3)\ny = x + torch.tensor(rng.normal(size=3))  # <-",
-        "seed",
-        "",
-        "draws from `rng`, which is not seeded",
-        ("x = torch", "rng = np.random.default_rng(42)\nx = torch"),
-    ),
     "one in an object": Told(
         "class Augment:\n    def __init__(self): self.rng = np.random.default_rng()\naugment = Augment()",
         "x = torch.ones(3)\ny = x * augment.rng.random()  # <-",
@@ -98,14 +90,6 @@ TOLD = {
         "",
         "draws from `augment.rng`, which is not seeded",
         ("x = torch", "augment.rng = np.random.default_rng(42)\nx = torch"),
-    ),
-    "dropout where nothing is trained": Told(
-        "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5))",
-        "y = net(torch.ones(4, 3))  # <-",
-        "seed",
-        "aten.bernoulli_.float",
-        "is in training mode",
-        ("y = net", "net.eval()\ny = net"),
     ),
     "running statistics where nothing is trained": Told(
         "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))",
@@ -144,15 +128,6 @@ TOLD = {
         ("for i", "data = [1.0, 2.0, 3.0]\nfor i"),
         ("data",),
     ),
-    "a tensor that the cell changes": Told(
-        "images = torch.arange(6.0)",
-        "images.sub_(images.mean()).div_(2)  # <-\nx = images.sum()",
-        "carried_state",
-        "",
-        "this run changes `images`, and the next run starts from that",
-        ("images.sub_(images.mean()).div_(2)", "normal = images.sub(images.mean()).div(2)"),
-        ("images",),
-    ),
     "a file": Told(
         "",
         "if os.path.exists('features.pt'):  # <-\n    x = torch.load('features.pt') * 2\nelse:\n    x = torch.ones(3)\n"
@@ -165,19 +140,6 @@ TOLD = {
     ),
 }
 CARRIED = {
-    "a file that an object reads and no name holds": (
-        """\
-class Trainer:
-    def fit(self):
-        self.w = torch.load('w.pt') if os.path.exists('w.pt') else torch.ones(2)
-        self.w = self.w * 2
-        torch.save(self.w, 'w.pt')
-        return self
-""",
-        "t = Trainer().fit()\nprint(t.w.sum().item())",
-        "starts with `w.pt` as this run left it",
-        ("w.pt",),
-    ),
     "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "this run changes `x`", ("x",)),
     "gradients that add up": (
         "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
@@ -185,19 +147,6 @@ class Trainer:
         "adds to the gradients that this run left in `net`",
         ("net.grad",),
     ),
-    "the rate of an optimizer": (
-        """\
-torch.manual_seed(0)
-net = nn.Linear(3, 1)
-saved = {k: v.clone() for k, v in net.state_dict().items()}
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-""",
-        "net.load_state_dict(saved)\nopt.zero_grad()\nnet(torch.ones(1, 3)).sum().backward()\nopt.step()\nsched.step()",
-        "`opt`",
-        ("opt",),
-    ),
-    "a counter": ("n = 1.0", "n += 1\nx = torch.full((2,), n)", "this run changes `n`", ("n",)),
     "an attribute of a class": (
         (
             "class Net(nn.Module):\n    calls = 0\n    def forward(self, x):\n        Net.calls += 1\n        return x * Net.calls\n"
@@ -261,28 +210,10 @@ sched = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
 }
 CHILD = "import subprocess\nsubprocess.run(['sh', '-c', 'echo child >> children.txt'])\nx = torch.ones(2)"
 SAME = {
-    "a file that is made once": (
-        "",
-        "if not os.path.exists('f.pt'):\n    torch.save(torch.ones(3), 'f.pt')\nx = torch.load('f.pt') * 2",
-    ),
     "a cache": (
         "import functools\n@functools.lru_cache\ndef table(n): return torch.arange(n) * 2.0",
         "x = table(4) + 1\ny = table(5).sum()",
     ),
-    "a cache in a module": (
-        """\
-class Rotary(nn.Module):
-    c = None
-    def forward(self, x):
-        if self.c is None:
-            self.c = torch.arange(3.0).cos()
-        return x * self.c
-rotary = Rotary()
-""",
-        "y = rotary(torch.ones(2, 3))",
-    ),
-    "what it does but once": ("warm = False", "if not warm:\n    z = torch.ones(2) + 1\nwarm = True\ny = torch.ones(3) * 2"),
-    "seeded in the cell": ("", "torch.manual_seed(1)\nx = torch.randn(3)"),
     "weights that are written over": (
         "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
         "net = nn.Linear(4, 4)\nnet.load_state_dict(saved)\ny = net(torch.ones(1, 4)).sum()\nprint(y.item())",
@@ -293,20 +224,6 @@ rotary = Rotary()
         "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8)).eval()",
         "y = net(torch.ones(2, 3))",
     ),
-    "a model of its own, trained": (
-        "",
-        """\
-torch.manual_seed(0)
-net = nn.Linear(3, 1)
-opt = torch.optim.Adam(net.parameters())
-for _ in range(3):
-    loss = net(torch.ones(2, 3)).pow(2).mean()
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-    ),
-    "a list that it fills": ("", "losses = []\nfor i in range(3):\n    losses.append(torch.tensor(float(i)).item())"),
 }
 
 
