@@ -69,6 +69,7 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
     candidates = [each for each in (finding, *getattr(report, "alternatives", ())) if each is not None and each.edits]
     if (as_written := again.run((), steps)) is None or not as_written.error:
         return report
+    has_failed = False
     for candidate in candidates:
         session: Session[Any] = Session(catalog.instrument("autograd").probe({}, SCRIPT))
         run = again.run(candidate.edits, steps, session)
@@ -76,7 +77,9 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
         is_sound = session.has_ended and all(other.is_hint for other in session.report.findings)
         if is_done and is_sound:
             return _with_finding(report, finding, _as_verified(candidate))
-    return report
+        has_failed |= candidate is finding and run is not None and bool(run.error)
+    failed = replace(finding, edits=(), fix_state="advice", has_failed=True) if has_failed else finding
+    return changed(report, lambda part: failed if part is finding else part)
 
 
 def _as_verified(finding: Any) -> Any:

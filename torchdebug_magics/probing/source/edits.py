@@ -29,6 +29,7 @@ from torchdebug_magics.probing.source.edited_source import (
 )
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
 from torchdebug_magics.probing.source.syntax import (
+    LOOPS,
     blocks,
     bound_inside,
     called,
@@ -148,14 +149,22 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
         place = _BEFORE.search(after) or _AFTER.search(after)
         anchor = _anchor(codes[at + 1][0], "", source) if place is not None and at + 1 < len(codes) else None
         is_above = place is not None and _BEFORE.search(after) is not None
+        moved = [_beside(node, anchor, source) for node in moved]
         if anchor is not None and anchor not in moved and not _stands(moved, anchor, source, is_above=is_above):
-            text = "\n".join(map(source.text, moved))
-            yield from (source.replacing(node, "") for node in moved)
+            texts = [source.text(node, whole=True) for node in moved]
+            text = "\n".join(texts)
+            yield from (source.replacing(node, "", whole) for node, whole in zip(moved, texts, strict=True))
             yield source.before(anchor, text) if is_above else source.after(anchor, text)
         elif _OUT_OF.match(after) and len(moved) == 1:
             yield from _moved_out(here, source)
         if place is not None or not _AND.fullmatch(after):
             return
+
+
+def _beside(statement: ast.stmt, anchor: ast.stmt | None, source: Source) -> ast.stmt:
+    """The loop around a statement, which is all that the loop does, where it is the loop that stands in the block of the other one."""
+    block = next((block for node in (source.tree, *source.near) for block in blocks(node) if anchor in block), [])
+    return next((node for node in block if isinstance(node, (*LOOPS, ast.With)) and node.body == [statement]), statement)
 
 
 def _stands(moved: list[ast.stmt], anchor: ast.stmt, source: Source, *, is_above: bool) -> bool:

@@ -829,6 +829,22 @@ for i in range(4):
 """,
     ),
     Program(
+        "two models in turn under one name",
+        """\
+a, b = nn.Linear(3, 1), nn.Linear(3, 1)
+opt = torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.1)
+for it in range(6):
+    if it % 2:
+        net = a
+    else:
+        net = b
+    loss = F.mse_loss(net(torch.randn(5, 3)), torch.randn(5, 1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
         "a NeRF-like scene of tensors without modules",
         """\
 grid = torch.nn.Parameter(torch.randn(1, 2, 4, 4, 4) * 0.1)

@@ -1372,6 +1372,25 @@ for x, y in [(torch.randn(6, 5), torch.rand(6, 1).round()) for _ in range(4)]:
         edits=(("torch.softmax(net(x), 1)", "torch.sigmoid(net(x))"),),
     ),
     Case(
+        name="the best model is the one that is trained",
+        kind="shared_memory",
+        text="""\
+net = nn.Linear(5, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+best, lowest = None, 1e9
+for x, y in [(torch.randn(6, 5), torch.randn(6, 1)) for _ in range(4)]:
+    loss = F.mse_loss(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if loss.item() < lowest:
+        lowest = loss.item()
+        best = net  #> location
+""",
+        tensors=("best",),
+        edits=(("best = net", "import copy\nbest = copy.deepcopy(net)"),),
+    ),
+    Case(
         name="the best state is none, as it is no copy",
         kind="shared_memory",
         text="""\

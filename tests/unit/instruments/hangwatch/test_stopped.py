@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -174,3 +176,82 @@ def test_a_loop_of_which_more_rounds_change_nothing_is_guarded(cell: str, shell:
 @pytest.mark.parametrize("cell", SOMETHING_MAY_CHANGE.values(), ids=SOMETHING_MAY_CHANGE)
 def test_of_a_loop_that_something_may_end_nothing_is_said(cell: str, shell: InteractiveShell) -> None:
     assert "more rounds" not in asked(shell, SOON + cell, "").verdict
+
+
+DATA = """\
+import os, random, torch
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __init__(self, folder, size=4):
+        self.folder, self.size = folder, size
+    def __len__(self):
+        return self.size
+    def __getitem__(self, i):
+        {body}
+class Everything(torch.utils.data.Sampler):
+    def __iter__(self):
+        while True:
+            yield random.randrange(4)
+"""
+RETRIES = """while True:
+            try:
+                return torch.tensor([float(open(os.path.join(self.folder, str(i))).read())])
+            except Exception:
+                continue"""
+SKIPS = """while 1:
+            name = os.path.join(self.folder, str(i))
+            files = [each for each in (name,) if os.path.exists(each)]
+            if not files:
+                continue
+            return torch.zeros(1)"""
+BODIES = {
+    "an error that is caught each time": (
+        RETRIES,
+        "`while True` in `__getitem__` goes round for ever: it catches a FileNotFoundError in each round",
+        11,
+    ),
+    "a sample that never passes": (SKIPS, "each round ends here, as `not files`", 13),
+    "a condition that stays": ("while i >= 0:\n            i += 1\n        return torch.zeros(1)", "`i >= 0` stays true", 10),
+}
+
+
+def stopped_after(shell: InteractiveShell, seconds: float, cell: str) -> Any:
+    """The report after a cell that Stop ends."""
+    shell.run_cell("%load_ext torchdebug_magics")
+    shell.run_cell(f"import threading, _thread\nthreading.Timer({seconds}, _thread.interrupt_main).start()\n{cell}", store_history=True)
+    shell.run_cell("%torchdebug -o r")
+    return shell.user_ns.pop("r")
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_the_sample_of_a_worker_is_read_again(body: tuple[str, str, int], shell: InteractiveShell) -> None:
+    text, said, line = body
+    shell.run_cell(DATA.format(body=text), store_history=True)
+    state = random.getstate()
+    report = stopped_after(shell, 2, "batches = iter(DataLoader(Data('/nowhere/at-all'), num_workers=1))\nnext(batches)")
+    shell.run_cell("batches._shutdown_workers()")
+    assert said in report.verdict
+    assert report.location.line == line
+    assert random.getstate() == state
+    assert sys.gettrace() is None
+
+
+def test_a_sample_that_can_be_read_is_no_endless_one(shell: InteractiveShell) -> None:
+    shell.run_cell(DATA.format(body="import time; time.sleep(0.6); return torch.zeros(1)"), store_history=True)
+    report = stopped_after(shell, 1, "batches = iter(DataLoader(Data('.', size=40), num_workers=1))\nfor _ in batches:\n    pass")
+    shell.run_cell("batches._shutdown_workers()")
+    assert "for ever" not in report.verdict
+
+
+UNENDING = {"data": "`data[4]` raises no IndexError", "DataLoader(data, sampler=Everything())": "`Everything` has given"}
+
+
+@pytest.mark.parametrize("items", UNENDING)
+def test_what_goes_on_behind_its_end_is_named(items: str, shell: InteractiveShell) -> None:
+    shell.run_cell(DATA.format(body="return torch.zeros(1)") + f"data = Data('.')\nitems = {items}\n", store_history=True)
+    assert UNENDING[items].replace("data[4]", "items[4]") in stopped_after(shell, 1, "for x in items:\n    sum(x)").verdict
+
+
+def test_a_loop_that_may_break_is_left_alone(shell: InteractiveShell) -> None:
+    shell.run_cell(DATA.format(body="return torch.zeros(1)") + "data = Data('.')\n", store_history=True)
+    assert "IndexError" not in stopped_after(shell, 1, "for x in data:\n    if sum(x):\n        break").verdict

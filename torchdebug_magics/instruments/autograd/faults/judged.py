@@ -28,6 +28,7 @@ from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_l
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
+    alias_finding,
     comparison_finding,
     repeated_entries,
     repeated_finding,
@@ -124,6 +125,9 @@ def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
     if lists := list(repeated_entries(files[0], written, facts.tape.numbers.of)) if files else []:
         yield repeated_finding(lists)
+    trained = [root for root in facts.roots if not facts.updated.isdisjoint(map(id, root.parameters()))]
+    if (alias := alias_finding(trained, files[0]) if files else None) is not None:
+        yield alias
 
 
 def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:

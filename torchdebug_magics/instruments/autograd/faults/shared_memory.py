@@ -215,6 +215,33 @@ def restored_finding(where: Location, loaded: Location | None) -> AutogradFindin
     )
 
 
+def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFinding | None:
+    """A model that a loop keeps where a condition holds, as the best so far, and that is no copy: it is trained on."""
+    known = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, torch.nn.Module)}
+    ids = set(map(id, trained))
+    for where, statement in statements(file):
+        match statement:
+            case ast.Assign([ast.Name(kept)], ast.Name(model)) if kept != model and id(known.get(model)) in ids:
+                around = [*enclosing(tree_of(where.file), where.line)]
+                loop = next((node for node in around if isinstance(node, LOOPS)), None)
+                is_asked = loop is not None and any(isinstance(node, ast.If) for node in around[around.index(loop) :])
+                is_read = any(node.id == kept and isinstance(node.ctx, ast.Load) for node in nodes(ast.Name, loop))
+                if known.get(kept) is not known[model] or not is_asked or is_read:
+                    continue
+                source, new = Source(where, tree_of(where.file) or ast.Module([], [])), f"{kept} = copy.deepcopy({model})"
+                imported = "" if "copy" in vars(sys.modules["__main__"]) else "import copy\n"
+                return finding(
+                    "shared_memory",
+                    f"`{kept}` is `{model}` itself, which is trained on",
+                    where,
+                    f"`{new}`",
+                    edits=(source.replacing(statement, f"{imported}{new}"),),
+                    tensor=kept,
+                    explanation="an assignment copies nothing: both names are one model, and each update changes it",
+                )
+    return None
+
+
 def comparison_finding(comparison: Comparison, files: Iterable[str]) -> AutogradFinding:
     """A comparison of a parameter with itself, at the line that should have made the copy."""
     made = [(where, name) for name in comparison.names if (where := assigned_at(name, files, comparison.op.where)) is not None]
