@@ -155,7 +155,7 @@ class AutogradProbe:
             self._depth -= 1
         if event is not None and not is_loss and not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
             event.constants = frozenset(map(id, tensors_in(result)))
-        if event is not None and is_loss and not self._watched.steps:  # a loop may update by hand, or never
+        if event is not None and is_loss and not (self._watched.steps or self._every_step):  # a loop may update by hand, or never
             self._guard.run("the end of a step", self._between_steps, self._course.backward_count // _PASSES_OF_A_STEP)
         return result
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory
 from torchdebug_magics.instruments.gradwatch.repairs import finding
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
+from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
 from torchdebug_magics.probing.source.syntax import (
     as_atom,
@@ -42,7 +43,7 @@ _MOST = 40
 _ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
 _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
 _STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
-_FAR_FROM_1 = 5.0
+_FAR_FROM_1, _NEAR_1 = 5.0, 3.0
 
 
 def ablations(history: GradientHistory) -> Iterator[GradFinding]:
@@ -178,7 +179,8 @@ class _Code:
 
     def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
         """A model with standardized inputs: by the feature, or all alike."""
-        if isinstance(kind, torch.nn.Module) and call.args and isinstance(call.args[0], (ast.Name, ast.Subscript)):
+        is_plain = isinstance(kind, torch.nn.Module) and bool(call.args) and isinstance(call.args[0], (ast.Name, ast.Subscript))
+        if is_plain and not _is_standard(self._space.get(root_of(call.args[0]))):
             for axis in ("0", ""):
                 new = expression(_STANDARDIZED.format(as_atom(call.args[0]), axis))
                 yield "from inputs of this scale", ast.Call(call.func, [new, *call.args[1:]], call.keywords)
@@ -208,6 +210,15 @@ class _Code:
             base = self._value(node.value)
             return getattr(base, node.attr, None) if isinstance(base, ModuleType) else None
         return None
+
+
+def _is_standard(value: Any) -> bool:
+    """Whether it is known to be a tensor of about mean 0 and deviation 1."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:  # noqa: PLR2004 - of which none deviates
+        return False
+    with modes_aside(), torch.no_grad():
+        mean, deviation = float(value.mean()), float(value.std())
+    return abs(mean) < deviation and 1 / _NEAR_1 < deviation < _NEAR_1
 
 
 def _is_plain(kind: Any) -> bool:

@@ -67,7 +67,7 @@ def doubts(losses: Sequence[float]) -> tuple[str, ...]:
     first, last = losses[0], losses[-1]
     has_risen = not math.isfinite(last) or last > _RISEN * abs(first)
     if first > 0 and (has_risen or not falls(losses)):
-        return (f"the loss does not fall, from {number(first)} to {number(last)} in {plural(len(losses), 'backward pass', 'es')}",)
+        return (f"the loss does not fall, from {number(first)} to {number(last)} in {plural(len(losses), 'pass', 'es')}",)
     return ()
 
 
@@ -93,6 +93,7 @@ def _arguments(place: Source, function: str, position: int, name: str) -> Iterat
         named = [option.value for option in call.keywords if option.arg == name]
         value = next(iter([*named, *call.args[position : position + 1]]), None)
         statement = statement_at(place.tree, call.lineno)
-        is_passed_on = value is not None and ast.unparse(value) == name and statement not in place.tree.body
+        in_function = any(isinstance(node, ast.FunctionDef) for node in enclosing(place.tree, call.lineno))
+        is_passed_on = value is not None and ast.unparse(value) == name and in_function
         if called(call) == function and statement is not None and value is not None and not is_passed_on:
             yield place, statement, value

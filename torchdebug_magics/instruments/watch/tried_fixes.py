@@ -145,7 +145,8 @@ def _helps(run: Run, as_written: Run) -> bool:
 
 
 def _first(losses: list[float]) -> float:
-    return statistics.fmean(losses[:3])
+    """The least of the first three: a loss that jumps up has not fallen when it comes back."""
+    return min(losses[:3])
 
 
 def _last(losses: list[float]) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.source.syntax import (
+    LOOPS,
     blocks,
     bound_names,
     called,
@@ -75,6 +76,15 @@ class Source:
     def loop(self) -> ast.stmt | None:
         """The outermost loop around the line."""
         return next(iter(loops_around(self.tree, self.line)), None)
+
+    def block_of(self, statement: ast.stmt | None) -> list[ast.stmt]:
+        """The statements among which it stands; empty where it is none of this file."""
+        return next((block for node in (self.tree, *self.near) for block in blocks(node) if statement in block), [])
+
+    def with_its_loop(self, statement: ast.stmt, other: ast.stmt | None) -> ast.stmt:
+        """The loop or `with` that holds nothing else, where that stands beside the other one; else the statement itself."""
+        around = (node for node in self.block_of(other) if isinstance(node, (*LOOPS, ast.With)))
+        return next((node for node in around if node.body == [statement]), statement)
 
     def text(self, node: ast.stmt | ast.expr, *, whole: bool = False) -> str:
         """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""

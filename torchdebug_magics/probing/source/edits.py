@@ -29,8 +29,6 @@ from torchdebug_magics.probing.source.edited_source import (
 )
 from torchdebug_magics.probing.source.fix_check import ALIASES, CODE
 from torchdebug_magics.probing.source.syntax import (
-    LOOPS,
-    blocks,
     bound_inside,
     called,
     last_name,
@@ -94,11 +92,8 @@ def _edits_of(finding: Finding) -> tuple[Edit, ...]:
     together = 1 + sum(1 for _ in takewhile(lambda code: code[1] == " and ", codes[1:]))  # a part of a fix is none
     for way in (_blocks, _moves, _expressions, _insertions, _statements, _running_calls if was_tried else _copies):
         edits = source.merged(way(finding.fix, source))
-        if (
-            len(edits) >= together
-            and edits
-            and all(parse_with([edit for edit in edits if edit.file == file]) for file in {edit.file for edit in edits})
-        ):
+        by_file = [[edit for edit in edits if edit.file == file] for file in {edit.file for edit in edits}]
+        if len(edits) >= together and all(map(parse_with, by_file)):
             return edits
     return ()
 
@@ -149,7 +144,7 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
         place = _BEFORE.search(after) or _AFTER.search(after)
         anchor = _anchor(codes[at + 1][0], "", source) if place is not None and at + 1 < len(codes) else None
         is_above = place is not None and _BEFORE.search(after) is not None
-        moved = [_beside(node, anchor, source) for node in moved]
+        moved = [source.with_its_loop(node, anchor) for node in moved]
         if anchor is not None and anchor not in moved and not _stands(moved, anchor, source, is_above=is_above):
             texts = [source.text(node, whole=True) for node in moved]
             text = "\n".join(texts)
@@ -161,15 +156,9 @@ def _moves(fix: str, source: Source) -> Iterator[Edit]:
             return
 
 
-def _beside(statement: ast.stmt, anchor: ast.stmt | None, source: Source) -> ast.stmt:
-    """The loop around a statement, which is all that the loop does, where it is the loop that stands in the block of the other one."""
-    block = next((block for node in (source.tree, *source.near) for block in blocks(node) if anchor in block), [])
-    return next((node for node in block if isinstance(node, (*LOOPS, ast.With)) and node.body == [statement]), statement)
-
-
 def _stands(moved: list[ast.stmt], anchor: ast.stmt, source: Source, *, is_above: bool) -> bool:
     """Whether the statements are next to the other one on that side already: to move them would change nothing."""
-    block = next((block for node in (source.tree, *source.near) for block in blocks(node) if anchor in block), [])
+    block = source.block_of(anchor)
     first = block.index(anchor) + (-len(moved) if is_above else 1) if block else 0
     return bool(block) and block[max(first, 0) : first + len(moved)] == moved
 

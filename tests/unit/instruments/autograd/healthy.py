@@ -829,6 +829,14 @@ for i in range(4):
 """,
     ),
     Program(
+        "a forward to look at the sizes",
+        """\
+net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.2))
+out = net(torch.randn(2, 1, 8, 8))
+print(out.shape, out.mean().item())
+""",
+    ),
+    Program(
         "two models in turn under one name",
         """\
 a, b = nn.Linear(3, 1), nn.Linear(3, 1)

@@ -841,6 +841,18 @@ for _ in range(3):
         edits=(("optimizer = torch", "model.train()\noptimizer = torch"),),
     ),
     Case(
+        name="predictions with a graph, in training mode",
+        kind="eval_in_train_mode",
+        text="""\
+net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+x, classes = torch.randn(10, 4), []
+for rows in x.split(2):
+    out = F.softmax(net(rows), dim=1)  #> location
+    classes.append(int(out.detach().numpy().argmax()))
+""",
+        edits=(("    out = F", "    net.eval()\n    out = F"),),
+    ),
+    Case(
         name="a BatchNorm sees the test set in train mode",
         kind="eval_in_train_mode",
         text="""\

@@ -155,11 +155,12 @@ for part in x.split(8, 1) * 3:
 """
 
 
-def test_a_state_that_is_carried_over_is_named_where_the_loop_binds_it(shell: InteractiveShell) -> None:
-    for cell in ("%load_ext torchdebug_magics", SETUP, CARRIED, "%torchdebug -o w"):
+@pytest.mark.parametrize("cells", [(CARRIED, "%torchdebug -o w"), (f"%%torchdebug -o w\n{CARRIED}",)], ids=["bare", "watched"])
+def test_a_state_that_is_carried_over_is_named_by_both_doors(cells: tuple[str, ...], shell: InteractiveShell) -> None:
+    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
         shell.run_cell(cell, store_history=True)
     report = shell.user_ns["w"]
-    assert report.finding.location.source == "state = out"
+    assert "`state` carries the graph of the previous step" in report.verdict
     assert "`state = state.detach()`" in report.finding.fix
 
 

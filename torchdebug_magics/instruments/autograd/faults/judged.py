@@ -316,8 +316,9 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
     calls = facts.watched.recorder.root_calls
     for (root, with_gradients, training), seen in calls.items():
         is_only = evaluates_only and not any((root, each, False) in calls for each in (True, False))
-        is_suspect = not with_gradients and training and seen.modes and (is_only or seen.parameters & facts.updated)
-        if is_suspect and not _feeds_a_loss(facts.tape, seen.op):
+        is_suspect = training and seen.modes and (is_only or seen.parameters & facts.updated) and not with_gradients
+        is_suspect = is_suspect or (training and seen.modes and with_gradients and facts.is_predicted_with(root))
+        if is_suspect and (with_gradients or not _feeds_a_loss(facts.tape, seen.op)):
             where = call_line(seen.op)
             value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
             name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name

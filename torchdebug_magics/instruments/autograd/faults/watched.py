@@ -36,6 +36,8 @@ from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, may_be_gathered, shards_may_be
 
 _MOST_DROPPED = 4
+_OF_PREDICTIONS = frozenset({"detach", "argmax", "max", "topk", "isclose", "allclose", "equal"})
+"""Ops that read a prediction out of an output, or compare it."""
 _MOST_STATES = 64
 _Result = TypeVar("_Result")
 
@@ -326,6 +328,14 @@ class TrainingFacts:
     def computed_from(self, readers: Iterable[RecordedOp]) -> dict[int, RecordedOp]:
         """These ops, and forward from them, the nearest first; by index."""
         return {op.index: op for op in walk(readers, lambda op: self.consumers.get(op.index, ()))}
+
+    def is_predicted_with(self, root: int) -> bool:
+        """Whether the cell trains nothing, and what a model returns is read as a prediction, or compared: without its graph."""
+        if self.course.events:
+            return False
+        own, consumers = [op for op in self.tape.ops if op.root == root], self.tape.consumers()
+        later = walk(own, lambda op: consumers.get(op.index, ()))
+        return any(op.name in _OF_PREDICTIONS and op.root != root for op in later)
 
     def steps_of(self, optimizer: torch.optim.Optimizer) -> list[OptimizerStep]:
         """The recorded updates that it made."""
