@@ -23,6 +23,7 @@ from torchdebug_magics.instruments.gradwatch.report import GradFinding
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
 from torchdebug_magics.probing.source.syntax import (
+    LOOPS,
     as_atom,
     bound_names,
     called,
@@ -30,6 +31,7 @@ from torchdebug_magics.probing.source.syntax import (
     expression,
     last_name,
     loops_around,
+    method,
     names_in,
     nodes,
     read_names,
@@ -42,6 +44,9 @@ _MOST = 40
 """Changes that are tried."""
 _ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
 _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
+_NEEDED = frozenset({"backward", "zero_grad", "load_state_dict", "append", "print", "display", "__init__", "detach", "item"})
+"""Calls that make a training what it is, or that only look at it."""
+_DRAWS = "rand"
 _STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
 _FAR_FROM_1, _NEAR_1 = 5.0, 3.0
 
@@ -59,6 +64,8 @@ def _finding(history: GradientHistory, where: Location, what: str, fix: str, edi
 def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
     """(line, what is wrong, fix, edits) of each."""
     code = _Code(history)
+    if code.has_copies:
+        return
     seen = set[tuple[Edit, ...]]()
     for statement, where in code.statements():
         for what, fix, edits in (*_without_parts(code, statement, where), *_without(code, statement, where)):
@@ -95,6 +102,9 @@ class _Code:
         self._cells = list(cells())
         self.trees = {cell.where.file: cell.tree for cell in self._cells}
         self._computed = self._of_the_output()
+        loops = [node for tree in self.trees.values() for node in nodes(ast.stmt, tree) if isinstance(node, LOOPS)]
+        self.has_copies = any(method(call) == "load_state_dict" for call in nodes(ast.Call, *loops))
+        """Whether a loop loads a state, as into a target network: its loss need not fall."""
 
     def statements(self) -> Iterator[tuple[ast.stmt, Location]]:
         """Those of the functions first, from the last one on: it is next to the loss."""
@@ -143,8 +153,8 @@ class _Code:
 
     def is_optional(self, call: ast.expr) -> bool:
         """Whether it is a call without which a training still is one."""
-        is_step = root_of(call) == self._history.name or called(call) in {"backward", "append", "print", "display"}
-        return isinstance(call, ast.Call) and not is_step and called(call) != "__init__"
+        is_needed = root_of(call) in {self._history.name, "get_ipython"} or called(call) in _NEEDED or "seed" in called(call)
+        return isinstance(call, ast.Call) and not is_needed
 
     def otherwise(self, node: ast.expr, *, is_made: bool) -> Iterator[tuple[str, ast.expr]]:
         """(what it is then without, or with what it was; what may stand in its place) of an expression."""
@@ -188,6 +198,8 @@ class _Code:
     def _not_called(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
         """The first argument of a function of torch's, or of a module without weights; the tensor of a method."""
         name = ast.unparse(call.func)
+        if called(call) in _NEEDED or _DRAWS in called(call) or isinstance(kind, torch.nn.Module):
+            return
         is_own = isinstance(call.func, ast.Attribute) and root_of(call.func) == "self"
         is_function = not is_own and getattr(kind, "__module__", "").startswith("torch")
         if call.args and (is_function or (is_own and self._is_plain_part(call.func))):

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchdebug_magics.format import number, plural
-from torchdebug_magics.instruments.gradwatch.loss_faults import falls
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
 from torchdebug_magics.probing.source.edited_source import SIMPLE, Source, cells, exchanging
-from torchdebug_magics.probing.source.syntax import called, enclosing, nodes, statement_at, targets_of
+from torchdebug_magics.probing.source.syntax import called, enclosing, method, nodes, statement_at, targets_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Location
 
 FEW_PASSES = 8
 _RISEN = 10.0
-_FACTORS = (0.1, 0.01, 1e-3, 1e-4, 10.0, 100.0, 1e3)
+_FACTORS = (0.1, 0.01, 1e-3, 1e-4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +28,15 @@ class RateByHand:
     value: float
 
     def others(self) -> Iterator[GradFinding]:
-        """What is to be said of each other rate with which the loss falls."""
+        """What is to be said of each lower rate."""
         for factor in _FACTORS:
             new = float(f"{self.value * factor:.0e}")
-            is_high = factor < 1
             yield GradFinding(
-                kind="too_fast" if is_high else "not_learning",
+                kind="too_fast",
                 module=None,
                 location=self.where,
-                headline=f"the training does not learn: a learning rate of {number(self.value)} is too {'high' if is_high else 'low'}",
-                fix=f"{'lower' if is_high else 'raise'} the learning rate from {number(self.value)} to {number(new)}",
+                headline=f"the training does not learn: a learning rate of {number(self.value)} is too high",
+                fix=f"lower the learning rate from {number(self.value)} to {number(new)}",
                 edits=exchanging(self.where, self.constant, ast.Constant(new)),
                 fix_state="compiles",
                 value=self.value,
@@ -50,7 +48,10 @@ def rate_by_hand() -> RateByHand | None:
     places = list(cells())
     for cell in places:
         for update in nodes(ast.stmt, cell.tree):
-            for product in nodes(ast.BinOp, update) if isinstance(update, SIMPLE) else ():
+            taken_off = [update.value] if isinstance(update, ast.AugAssign) and isinstance(update.op, ast.Sub) else []
+            taken_off += [node.right for node in nodes(ast.BinOp, update) if isinstance(node.op, ast.Sub)]
+            taken_off += [node for node in nodes(ast.Call, update) if method(node) == "sub_"]
+            for product in nodes(ast.BinOp, *taken_off) if isinstance(update, SIMPLE) else ():
                 sides = [product.left, product.right] if isinstance(product.op, ast.Mult) else []
                 rates = [side for side in sides if isinstance(side, (ast.Name, ast.Constant))]
                 if len(rates) == 1 and any(node.attr == "grad" for node in nodes(ast.Attribute, product)):
@@ -65,9 +66,8 @@ def doubts(losses: Sequence[float]) -> tuple[str, ...]:
     if len(losses) < FEW_PASSES:
         return ()
     first, last = losses[0], losses[-1]
-    has_risen = not math.isfinite(last) or last > _RISEN * abs(first)
-    if first > 0 and (has_risen or not falls(losses)):
-        return (f"the loss does not fall, from {number(first)} to {number(last)} in {plural(len(losses), 'pass', 'es')}",)
+    if not math.isfinite(last) or last > _RISEN * abs(first) > 0:
+        return (f"the loss rises, from {number(first)} to {number(last)} in {plural(len(losses), 'pass', 'es')}",)
     return ()
 
 

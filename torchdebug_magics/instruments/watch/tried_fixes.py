@@ -19,6 +19,7 @@ from torchdebug_magics.session import Session
 
 _STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 60, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
+_OTHER_SEED = 20
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
 _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
@@ -56,7 +57,7 @@ def tried(
                 result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR))
             elif alternatives:
                 result = _with_best_change(report, again, min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
-            else:
+            elif hasattr(report, "findings"):
                 result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)), must_learn=has_stalled)
     except Irrevocable:
         pass
@@ -69,7 +70,6 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
     candidates = [each for each in (finding, *getattr(report, "alternatives", ())) if each is not None and each.edits]
     if (as_written := again.run((), steps)) is None or not as_written.error:
         return report
-    has_failed = False
     for candidate in candidates:
         session: Session[Any] = Session(catalog.instrument("autograd").probe({}, SCRIPT))
         run = again.run(candidate.edits, steps, session)
@@ -77,9 +77,7 @@ def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
         is_sound = session.has_ended and all(other.is_hint for other in session.report.findings)
         if is_done and is_sound:
             return _with_finding(report, finding, _as_verified(candidate))
-        has_failed |= candidate is finding and run is not None and bool(run.error)
-    failed = replace(finding, edits=(), fix_state="advice", has_failed=True) if has_failed else finding
-    return changed(report, lambda part: failed if part is finding else part)
+    return report
 
 
 def _as_verified(finding: Any) -> Any:
@@ -108,6 +106,9 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     if best is None:
         return report
     _, finding, run = best
+    others = [again.run(edits, steps, seed=_OTHER_SEED) for edits in ((), finding.edits)]
+    if others[0] is None or others[1] is None or not _helps(others[1], others[0]):
+        return report  # by chance
     why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss from {number(run.losses[0])} to "
     why += f"{number(_last(run.losses))}; as written, from {number(as_written.losses[0])} to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
@@ -140,7 +141,8 @@ def _helps(run: Run, as_written: Run) -> bool:
     if run.error or len(run.losses) < len(as_written.losses) // 2 or not all(map(math.isfinite, run.losses)):
         return False
     first, last = _first(run.losses), _last(run.losses)
-    other = _last(as_written.losses[: len(run.losses)]) * run.losses[0] / as_written.losses[0]
+    scale = run.losses[0] / as_written.losses[0] if as_written.losses[0] else 1.0
+    other = _last(as_written.losses[: len(run.losses)]) * scale
     return 0 <= last < _FALLEN * first and (not math.isfinite(other) or last < _LOWER * other)
 
 
@@ -171,7 +173,7 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int, *
         if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
     is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
-    if must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written)):
+    if not run.error and must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written)):
         return report
     if not run.error and not is_found:
         return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report

@@ -14,6 +14,7 @@ from torchdebug_magics.probing.source.syntax import (
     blocks,
     bound_names,
     called,
+    copied,
     covers,
     exchanged,
     first_line,
@@ -145,10 +146,12 @@ def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> t
     here = [node for node in source.beside(source.statement) or [source.statement] if any(same(part, old) for part in ast.walk(node))]
     if len(here) != 1:
         return ()
-    changed, body = exchanged(here[0], lambda node: new if same(node, old) else None), getattr(here[0], "body", ())
-    if body:  # it stays as it is written
-        head = ast.unparse(changed).partition(f"\n    {ast.unparse(exchanged(body[0], lambda _: None)).partition(chr(10))[0]}")[0]
+    body, whole = getattr(here[0], "body", []), copied(here[0])
+    if isinstance(body, list) and body:  # it stays as it is written
+        vars(whole)["body"] = [ast.Pass()]
+        head = ast.unparse(exchanged(whole, lambda node: new if same(node, old) else None)).partition("\n    pass")[0]
         return (source.replacing(here[0], head),) if body[0].lineno > here[0].lineno else ()
+    changed = exchanged(whole, lambda node: new if same(node, old) else None)
     return source.merged((source.replacing(here[0], ast.unparse(changed)),))
 
 

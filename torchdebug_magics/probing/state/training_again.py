@@ -37,6 +37,9 @@ from torchdebug_magics.report import Edit
 
 _MOST_S, _ALL_S = 12.0, 36.0
 """Of one run, and of all, by `_clock_s`: a net for slow trainings. A run that it ends counts as far as it came."""
+_MOST_WALL_S = 60.0
+"""Of all, by a plain clock: what waits for something else is not computed any sooner."""
+_SEED = "import torch as _torch, random as _random, numpy as _numpy\n_torch.manual_seed({0}); _random.seed({0}); _numpy.random.seed({0})"
 _MOST_PASSES = 4
 """Backward passes for each step that is asked for, where no optimizer makes any."""
 _MOST_KEEPING_S = 2.0
@@ -98,7 +101,7 @@ class TrainingAgain:
         self._hooks = Hooks(guard)
         self._cell: Source | None = next((cell for cell in cells() if file and cell.where.file == file), None)
         self._space: dict[str, Any] = vars(sys.modules["__main__"])
-        self._left_s = _ALL_S
+        self._left_s, self._until_wall_s = _ALL_S, time.monotonic() + _MOST_WALL_S
 
     @property
     def can_run(self) -> bool:
@@ -138,15 +141,23 @@ class TrainingAgain:
                 self._put_back()
                 effects.finish()
 
-    def run(self, edits: Sequence[Edit], steps: int, watched: AbstractContextManager[object] | None = None) -> Run | None:
-        """So many steps with the edits, inside `watched`; None where they do not parse, or another training comes before the cell's."""
+    def run(
+        self, edits: Sequence[Edit], steps: int, watched: AbstractContextManager[object] | None = None, *, seed: int | None = None
+    ) -> Run | None:
+        """So many steps with the edits, inside `watched`; None where they do not parse, or another training comes before the cell's.
+
+        With a `seed`, it takes the place of those that the statements of the cells set.
+        """
         program = self._program(edits)
-        if program is None or self._left_s <= 0:
+        if program is None or self._left_s <= 0 or time.monotonic() > self._until_wall_s:
             return None
+        if seed is not None:
+            unseeded = [(file, [each for each in own if not _is_seed(each)], is_cell) for file, own, is_cell in program]
+            program = [("<seed>", ast.parse(_SEED.format(seed)).body, False), *unseeded]
         begin_s, counting = _clock_s(), _Counting(steps)
         result, until_s = counting.run, begin_s + min(_MOST_S, self._left_s)
         try:
-            with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s):
+            with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s, self._until_wall_s):
                 self._hooks.autograd_calls(stack, "backward", counting.differentiated)
                 self._hooks.optimizer_steps(stack, lambda *_: None, counting.updated)
                 with suppress(EnoughError):
@@ -237,12 +248,12 @@ def _clock_s() -> float:
 
 
 @contextmanager
-def _limited(until_s: float) -> Iterator[None]:
+def _limited(until_s: float, until_wall_s: float) -> Iterator[None]:
     """Ends what goes on for too long at its next call of a Python function."""
     before = sys.gettrace()
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> None:
-        if _clock_s() > until_s:
+        if _clock_s() > until_s or time.monotonic() > until_wall_s:
             raise EnoughError(is_late=True)
 
     sys.settrace(trace)
@@ -278,6 +289,10 @@ def _is_leaf(value: object) -> bool:
 
 def _holds_trained(value: object) -> bool:
     return isinstance(value, _TRAINED) or any(tensor.requires_grad for tensor in tensors_in([value]))
+
+
+def _is_seed(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and _seeds(statement)
 
 
 def _seeds(statement: ast.Expr) -> bool:

@@ -211,7 +211,7 @@ BODIES = {
         11,
     ),
     "a sample that never passes": (SKIPS, "each round ends here, as `not files`", 13),
-    "a condition that stays": ("while i >= 0:\n            i += 1\n        return torch.zeros(1)", "`i >= 0` stays true", 10),
+    "a condition that stays": ("while i >= 0:\n            n = i + 1\n        return torch.zeros(n)", "`i >= 0` stays true", 10),
 }
 
 
@@ -236,10 +236,30 @@ def test_the_sample_of_a_worker_is_read_again(body: tuple[str, str, int], shell:
     assert sys.gettrace() is None
 
 
-def test_a_sample_that_can_be_read_is_no_endless_one(shell: InteractiveShell) -> None:
-    shell.run_cell(DATA.format(body="import time; time.sleep(0.6); return torch.zeros(1)"), store_history=True)
+STEADY = {
+    "that grows": """import time; ids = []
+        while len(ids) < 512:
+            time.sleep(0.01); ids.append(i % 7)
+        return torch.tensor(ids)""",
+    "that sleeps": "import time; time.sleep(0.6); return torch.zeros(1)",
+}
+
+
+@pytest.mark.parametrize("body", STEADY.values(), ids=STEADY)
+def test_a_sample_that_can_be_read_is_no_endless_one(body: str, shell: InteractiveShell) -> None:
+    shell.run_cell(DATA.format(body=body), store_history=True)
     report = stopped_after(shell, 1, "batches = iter(DataLoader(Data('.', size=40), num_workers=1))\nfor _ in batches:\n    pass")
     shell.run_cell("batches._shutdown_workers()")
+    assert "for ever" not in report.verdict
+
+
+def test_a_lock_that_is_held_is_not_waited_for(shell: InteractiveShell) -> None:
+    shell.run_cell(
+        DATA.format(body="lock.acquire(); return torch.zeros(1)")
+        + "import multiprocessing\nlock = multiprocessing.Lock()\nlock.acquire()\n"
+    )
+    report = stopped_after(shell, 1, "batches = iter(DataLoader(Data('.'), num_workers=1))\nnext(batches)")
+    shell.run_cell("lock.release(); batches._shutdown_workers()")
     assert "for ever" not in report.verdict
 
 
@@ -252,6 +272,16 @@ def test_what_goes_on_behind_its_end_is_named(items: str, shell: InteractiveShel
     assert UNENDING[items].replace("data[4]", "items[4]") in stopped_after(shell, 1, "for x in items:\n    sum(x)").verdict
 
 
-def test_a_loop_that_may_break_is_left_alone(shell: InteractiveShell) -> None:
+ENDING = {
+    "by a break": "for x in data:\n    if sum(x):\n        break",
+    "a range": "import time\nfor i in range(len(data)):\n    time.sleep(9)",
+    "a sampler of several epochs": "import time\nfor x in DataLoader(range(4), sampler=[0, 1, 2, 3] * 200):\n    time.sleep(9)",
+}
+
+
+@pytest.mark.parametrize("cell", ENDING.values(), ids=ENDING)
+def test_what_may_end_is_left_alone(cell: str, shell: InteractiveShell) -> None:
     shell.run_cell(DATA.format(body="return torch.zeros(1)") + "data = Data('.')\n", store_history=True)
-    assert "IndexError" not in stopped_after(shell, 1, "for x in data:\n    if sum(x):\n        break").verdict
+    verdict = stopped_after(shell, 1, cell).verdict
+    assert "IndexError" not in verdict
+    assert "never ends" not in verdict

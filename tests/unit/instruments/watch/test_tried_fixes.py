@@ -133,6 +133,26 @@ def test_a_rate_of_updates_by_hand_is_blamed_too(shell: InteractiveShell, rate: 
     assert repaired_loss(shell, report, *cells) < 10_000
 
 
+NOISE = """\
+X, Y = torch.randn(64, 8), torch.randn(64, 1)
+torch.manual_seed({seed})
+net = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+for step in range(64):
+    i = torch.randint(64, (1,))
+    net.zero_grad()
+    loss = F.mse_loss(net(X[i] + torch.randn_like(X[i])), Y[i])
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_no_part_of_a_noisy_training_is_blamed(shell: InteractiveShell, seed: int) -> None:
+    report = watched(shell, SETUP, NOISE.format(seed=seed))
+    assert "does not learn with" not in report.verdict
+
+
 def test_gradients_without_updates_are_no_training(shell: InteractiveShell) -> None:
     report = watched(shell, BY_HAND, STEPS_BY_HAND.replace("sgd(w, {})", "w.grad = None"))
     assert not report.found

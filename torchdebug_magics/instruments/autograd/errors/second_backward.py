@@ -166,12 +166,15 @@ def _without_graphs(owner: str, module: torch.nn.Module, passed: set[Any]) -> It
     tree = tree_of(type(module).forward.__code__.co_filename)
     read = {node.attr for node in nodes(ast.Attribute, tree) if isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "self"}
     tests = [*map(ast.unparse, nodes(ast.Compare, tree))]
+    empty = {ast.unparse(node) for node in nodes(ast.Assign, tree)}
     for attribute, value in vars(module).items():
         graph = upstream(tensor.grad_fn for tensor in parts_of_value(value) if tensor.grad_fn is not None)
         if attribute in read and not passed.isdisjoint(graph):
             code = f"{owner}.{attribute}"
             is_cache = any(text.startswith((f"self.{attribute} is None", f"self.{attribute} is not None")) for text in tests)
-            yield code, f"{code} = None" if is_cache else f"{code} = {_without_graph(code, value) or f'{code}.detach()'}"
+            made = _without_graph(code, value) or f"{code}.detach()"
+            made = f"None if {code} is None else {made}" if f"self.{attribute} = None" in empty else made
+            yield code, f"{code} = None" if is_cache else f"{code} = {made}"
 
 
 def _last_bound(name: str, file: str, loop: Loop) -> Location | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
+import select
+import signal
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
@@ -20,19 +22,17 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchdebug_magics.format import listed, one_line, plural
 from torchdebug_magics.instruments.hangwatch.report import HangFinding
-from torchdebug_magics.probing.outside.effects import Effects, Irrevocable
-from torchdebug_magics.probing.safety import Guard, interrupts_held, quiet
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.edited_source import exchanging
-from torchdebug_magics.probing.source.syntax import LOOPS, Loop, covers, enclosing, expression, last_line, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import LOOPS, Loop, called, covers, enclosing, expression, last_line, names_in, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location, raised_at
 from torchdebug_magics.probing.state.read_once import is_read_once
-from torchdebug_magics.probing.state.snapshot import KeptState
 from torchdebug_magics.probing.state.what_follows import EnoughError
 from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Location
 
-_MOST_ROUNDS, _MOST_INDICES, _MOST_S = 200, 100_000, 5.0
+T = TypeVar("T")
+_MOST_ROUNDS, _MOST_INDICES, _MOST_S, _MOST_SENT_BYTES = 200, 100_000, 5.0, 60_000
 _MOSTLY = 0.9
 """Share of the rounds that end alike."""
 _SHOWN_CHARS, _LONGEST_PATH = 90, 500
@@ -45,28 +45,28 @@ def endless_sample(error: BaseException) -> HangFinding | None:
     if iterator is None or is_read_once([iterator._dataset, iterator._collate_fn]):
         return None
     given = iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last
-    rounds = _Rounds()
 
-    def read() -> None:
-        fetcher = _DatasetKind.create_fetcher(*given)
-        for indices in iterator._index_sampler:
-            fetcher.fetch(indices)
+    def read() -> HangFinding | None:
+        rounds = _Rounds()
+        with rounds.followed(), suppress(Exception):  # a sample that raises has an end
+            fetcher = _DatasetKind.create_fetcher(*given)
+            for indices in iterator._index_sampler:
+                fetcher.fetch(indices)
+        return rounds.finding()
 
-    # A sample that raises has an end.
-    with _undone(iterator._dataset, iterator._collate_fn, iterator._index_sampler), _limited(rounds.look), suppress(Exception):
-        read()
-    return rounds.finding()
+    return _in_child(read)
 
 
 def endless_items(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     """A ``for`` over an object that is indexed from 0 up and raises no IndexError at its length, or a loader whose sampler has no end."""
     for loop in reversed(loops):
-        may_end = any(nodes((ast.Break, ast.Return), *loop.body))
-        for node in nodes(ast.expr, loop.iter) if isinstance(loop, ast.For) and not may_end else ():
-            value = value_of(node, frame)
-            if value is MISSING or is_read_once([value]):
-                continue
-            where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
+        if not isinstance(loop, ast.For) or any(nodes((ast.Break, ast.Return), *loop.body)):
+            continue
+        node = loop.iter
+        if isinstance(node, ast.Call) and node.args and (called(node) == "enumerate" or called(node).startswith("tqdm")):
+            node = node.args[0]
+        value, where = value_of(node, frame), location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
+        if value is not MISSING and not is_read_once([value]):
             endless = _sampler_without_end(node, value, where) if isinstance(value, DataLoader) else _items_without_end(node, value, where)
             if endless is not None:
                 return endless
@@ -80,11 +80,10 @@ def _sampler_without_end(node: ast.expr, loader: DataLoader[Any], where: Locatio
     data: Any = loader.dataset
     if own is None:
         return None
-    most, count = 10 * len(data) + _MOST_ROUNDS if hasattr(data, "__len__") else _MOST_INDICES, 0
-    with _undone(own, data), _limited(_nothing):
-        for _ in islice(iter(own), most):
-            count += 1
-    if count < most:
+    sized: list[Any] = [own, data]
+    lengths = [len(each) for each in sized if hasattr(each, "__len__")]
+    most = 10 * max(lengths) + _MOST_ROUNDS if lengths else _MOST_INDICES
+    if not _in_child(lambda: sum(1 for _ in islice(iter(own), most)) >= most):
         return None
     kind: Any = type(own)
     code = getattr(kind.__iter__, "__code__", None)
@@ -99,10 +98,14 @@ def _items_without_end(node: ast.expr, value: Any, where: Location) -> HangFindi
     kind = type(value)
     if hasattr(kind, "__iter__") or not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
         return None
-    goes_on, name = False, ast.unparse(node)
-    with _undone(value), _limited(_nothing), suppress(Exception):  # any error ends the loop
-        value[len(value)]
-        goes_on = True
+
+    def goes_on() -> bool:
+        with suppress(Exception):  # any error ends the loop
+            value[len(value)]
+            return True
+        return False
+
+    name = ast.unparse(node)
     each = expression(f"({name}[i] for i in range(len({name})))")
     return (
         _stuck(
@@ -111,7 +114,7 @@ def _items_without_end(node: ast.expr, value: Any, where: Location) -> HangFindi
             f"loop over `{ast.unparse(each)}`, or raise IndexError in `{kind.__name__}.__getitem__`",
             edits=exchanging(where, node, each),
         )
-        if goes_on
+        if _in_child(goes_on)
         else None
     )
 
@@ -124,6 +127,8 @@ class _Rounds:
         """By the loop in a frame that runs: (line, type of the error that was caught) of what ended each of its rounds."""
         self._error: Any = None
         """The last that was caught."""
+        self._half_way: dict[str, str] = {}
+        """What variables held after half of the rounds."""
         self._values: dict[str, Any] = {}
         """Of the frame, when the rounds were enough."""
 
@@ -143,14 +148,28 @@ class _Rounds:
             return _stuck(why, where, f"let the error out, `{_shown(self._error)}`, or give up after some rounds", reason=again)
         tests = [node.test for node in enclosing(tree_of(file), line) if isinstance(node, ast.If) and node.lineno > loop.lineno]
         test = tests[-1] if tests else loop.test
-        values = [f"`{name}` = {_shown(self._values[name])}" for name in sorted(names_in(test)) if name in self._values]
+        named = [name for name in sorted(names_in(test)) if name in self._values]
+        if any(repr(self._values[name]) != self._half_way.get(name) for name in named):
+            return None  # it goes on
+        values = [f"`{name}` = {_shown(self._values[name])}" for name in named]
         lacking = [name for name in sorted(names_in(*loop.body)) if _is_no_path(self._values.get(name))]
         values += [f"nothing is at `{name}` = {_shown(self._values[name])}" for name in lacking if name not in names_in(test)]
         why = f"each round ends here, as `{ast.unparse(test)}`" if tests else f"`{ast.unparse(test)}` stays true"
         fix = f"look at {listed(values)}; and raise an error where no sample will do" if values else "leave the loop after some rounds"
         return _stuck(f"{head} goes round for ever: {why}", where, fix, reason=again)
 
-    def look(self, frame: FrameType, event: str, _: object) -> Any:
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Inside, up to so many rounds are made."""
+        sys.settrace(self._look)
+        try:
+            yield
+        except EnoughError:
+            pass
+        finally:
+            sys.settrace(None)
+
+    def _look(self, frame: FrameType, event: str, _: object) -> Any:
         """At the call of a function: with a ``while`` in it, its lines are followed."""
         if event != "call" or not is_user_code(frame.f_code):
             return None
@@ -181,6 +200,9 @@ class _Rounds:
     def _ended(self, frame: FrameType, loop: ast.While, end: tuple[int, str]) -> None:
         ends = self._ends.setdefault((frame, loop), Counter())
         ends[end] += 1
+        if ends.total() == _MOST_ROUNDS // 2:
+            known = {**frame.f_globals, **frame.f_locals}
+            self._half_way = {name: repr(known[name]) for name in names_in(loop) & known.keys()}
         if ends.total() >= _MOST_ROUNDS:
             self._values = {**frame.f_globals, **frame.f_locals}
             raise EnoughError(is_late=False)
@@ -199,41 +221,27 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
-@contextmanager
-def _limited(look: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
-    """Inside, calls are looked at; what goes on for too long, or is told enough, ends."""
-    before, until_s = sys.gettrace(), time.monotonic() + _MOST_S
-
-    def trace(frame: FrameType, event: str, value: Any) -> Any:
-        if time.monotonic() > until_s:
-            raise EnoughError(is_late=True)
-        return look(frame, event, value)
-
-    sys.settrace(trace)
+def _in_child(work: Callable[[], T]) -> T | None:
+    """What it returns in a fork of this process, which is killed where it takes too long: as a worker reads, and nothing here changes."""
+    if not hasattr(os, "fork"):
+        return None
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            sys.settrace(None)
+            torch.set_num_threads(1)
+            sent = pickle.dumps(work())
+            os.write(writes, sent[:_MOST_SENT_BYTES])
+        os._exit(0)
+    os.close(writes)
     try:
-        yield
-    except EnoughError:
-        pass
+        is_there = bool(select.select([reads], [], [], _MOST_S)[0])
+        sent = os.read(reads, _MOST_SENT_BYTES) if is_there else b""
+        return pickle.loads(sent) if sent else None  # noqa: S301 - our own fork wrote it
     finally:
-        sys.settrace(before)
-
-
-def _nothing(*_: object) -> None:
-    """No call is looked at."""
-
-
-@contextmanager
-def _undone(*roots: Any) -> Iterator[None]:
-    """Inside, what reading changes is put back at the end. What cannot be undone is not done."""
-    guard = Guard()
-    effects = Effects(guard, *roots, sentence="{} cannot be undone")
-    kept = KeptState(roots, guard, effects)
-    try:
-        with effects.trial(), quiet():
-            yield
-    except Irrevocable:
-        pass
-    finally:
-        with interrupts_held():
-            kept.put_back()
-            effects.finish()
+        os.close(reads)
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        with suppress(OSError):
+            os.waitpid(child, 0)
