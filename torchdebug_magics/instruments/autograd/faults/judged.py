@@ -312,10 +312,11 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A model that is trained, or a cell that only evaluates, called without gradients and with BatchNorm or Dropout in training mode."""
-    evaluates_only = not facts.course.events and facts.watched.loaders.batches_count > 1
+    trains_nothing, has_batches = not facts.course.events, facts.watched.loaders.batches_count > 1
     calls = facts.watched.recorder.root_calls
     for (root, with_gradients, training), seen in calls.items():
-        is_only = evaluates_only and not any((root, each, False) in calls for each in (True, False))
+        is_loop = has_batches or sum(op.line is seen.op.line and op.root == root and op.name == seen.op.name for op in facts.tape.ops) > 1
+        is_only = trains_nothing and is_loop and not any((root, each, False) in calls for each in (True, False))
         is_suspect = training and seen.modes and (is_only or seen.parameters & facts.updated) and not with_gradients
         is_suspect = is_suspect or (training and seen.modes and with_gradients and facts.is_predicted_with(root))
         if is_suspect and (with_gradients or not _feeds_a_loss(facts.tape, seen.op)):
