@@ -438,6 +438,19 @@ for _ in range(3):
         edits=(("torch.optim.SGD(encoder.parameters(),", "torch.optim.SGD([*encoder.parameters(), *criterion.parameters()],"),),
     ),
     Case(
+        name="the optimizer of another model",
+        kind="stale_optimizer",
+        text="""\
+old, net, loss_fn = nn.Linear(4, 2), nn.Linear(4, 2), nn.CrossEntropyLoss()
+opt = torch.optim.SGD(old.parameters(), 0.1)  #> location
+for x, y in [(torch.randn(6, 4), torch.randint(2, (6,))) for _ in range(4)]:
+    opt.zero_grad()
+    loss_fn(net(x), y).backward()
+    opt.step()
+""",
+        edits=(("old.parameters()", "net.parameters()"),),
+    ),
+    Case(
         name="the model is made again after its optimizer",
         kind="stale_optimizer",
         text="""\

@@ -200,7 +200,13 @@ def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -
     again = f"compute {called} inside the loop, before each backward()"
     fix = again if is_in_loop else "delete the second call, or compute the loss again before it"
     why = "the first call has freed the tensors that the graph had saved"
-    return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, explanation=why, **more)
+    here, first = raised.here, more.get("first_backward_at")
+    tree = tree_of(here.file) if here is not None and first is not None and not is_in_loop else None
+    source = None if here is None or tree is None else Source(here, tree)
+    edits: tuple[Edit, ...] = ()
+    if source is not None and isinstance(source.statement, ast.Expr) and len(source.block_of(source.statement)) > 1:
+        edits = source.merged((source.replacing(source.statement, ""),))
+    return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, edits=edits, explanation=why, **more)
 
 
 def _carried(

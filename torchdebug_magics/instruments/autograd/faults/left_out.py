@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.optimizer_groups import with_group, with_parts
+from torchdebug_magics.instruments.autograd.faults.optimizer_groups import with_group, with_model, with_parts
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
@@ -78,6 +78,10 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             name = facts.called(optimizer)
             where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
             fix, edits = made_later(where, first.line if first is not None else 0)
+            alive = [model for root in called if (model := root()) is not None and any(True for _ in model.parameters())]
+            models = set(filter(None, map(variable_of, alive)))
+            if not edits and len(models) == 1:
+                fix, edits = with_model(where, models.pop())
             yield finding(
                 "stale_optimizer",
                 f"`{name}` updates tensors that are no longer the model's",

@@ -1,4 +1,4 @@
-"""The edits that give an optimizer the parameters that it lacks."""
+"""The edits that give an optimizer the parameters that it lacks, or those of the model that is trained."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: t
                 every = ast.List([ast.Starred(each, ast.Load()) for each in (given, *others)], ast.Load())
                 return exchanging(where, given, every) if roots else ()
     return ()
+
+
+def with_model(where: Location | None, model: str) -> tuple[str, tuple[Edit, ...]]:
+    """(fix, edits) where an optimizer is made with another model's parameters; empty where it is not made so."""
+    for call in nodes(ast.Call, statement_at(where)):
+        match call:
+            case ast.Call(ast.Attribute(ast.Name(other), "parameters"), []) if other != model:
+                new = expression(f"{model}.parameters()")
+                return f"use `{ast.unparse(new)}` in place of `{ast.unparse(call)}`", exchanging(where, call, new)
+    return "", ()
 
 
 def with_group(facts: TrainingFacts, optimizer: str, where: Location | None, missing: Iterable[torch.nn.Parameter]) -> tuple[Edit, ...]:
