@@ -189,6 +189,8 @@ class _Code:
 
     def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
         """A model with standardized inputs: by the feature, or all alike."""
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
+            kind = self._value(call.func.value)
         is_plain = isinstance(kind, torch.nn.Module) and bool(call.args) and isinstance(call.args[0], (ast.Name, ast.Subscript))
         if is_plain and not _is_standard(self._space.get(root_of(call.args[0]))):
             for axis in ("0", ""):

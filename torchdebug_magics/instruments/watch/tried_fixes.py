@@ -17,7 +17,7 @@ from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
 from torchdebug_magics.report import Edit, Finding, Report, changed
 from torchdebug_magics.session import Session
 
-_STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 60, 20
+_STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 120, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
 _OTHER_SEED = 20
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
@@ -147,8 +147,8 @@ def _helps(run: Run, as_written: Run) -> bool:
 
 
 def _first(losses: list[float]) -> float:
-    """The least of the first three: a loss that jumps up has not fallen when it comes back."""
-    return min(losses[:3])
+    """What it began with: the mean of three, or the first, as a loss that jumps up has not fallen when it comes back."""
+    return min(losses[0], statistics.fmean(losses[:3]))
 
 
 def _last(losses: list[float]) -> float:

@@ -7,6 +7,7 @@ what depends on an edit run anew, each once and in their order, then the cell it
 from __future__ import annotations
 
 import ast
+import linecache
 import math
 import re
 import sys
@@ -158,6 +159,7 @@ class TrainingAgain:
         result, until_s = counting.run, begin_s + min(_MOST_S, self._left_s)
         try:
             with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s, self._until_wall_s):
+                stack.enter_context(_reading(self._texts(edits)))
                 self._hooks.autograd_calls(stack, "backward", counting.differentiated)
                 self._hooks.optimizer_steps(stack, lambda *_: None, counting.updated)
                 with suppress(EnoughError):
@@ -200,6 +202,17 @@ class TrainingAgain:
                 own = [node for node in own if self._is_made_anew(node, edited, trained, is_edited=ast.dump(node) not in known)]
             program.append((cell.where.file, own, cell is latest))
         return _without_overwritten(program)
+
+    @staticmethod
+    def _texts(edits: Sequence[Edit]) -> dict[str, str]:
+        """The source of each edited file, for whoever reads it during the trial."""
+        edited = {edit.file for edit in edits}
+        texts = {
+            cell.where.file: _edited_text(cell, [edit for edit in edits if edit.file == cell.where.file])
+            for cell in cells()
+            if cell.where.file in edited
+        }
+        return {file: text for file, text in texts.items() if text is not None}
 
     def _is_made_anew(self, statement: ast.stmt, edited: set[str], trained: set[str], *, is_edited: bool) -> bool:
         """Whether a statement of an earlier cell runs again; the names that it makes join those of its kind."""
@@ -270,13 +283,29 @@ def _tensors_of(value: Any) -> list[Any]:
 
 
 def _edited_tree(cell: Source, edits: Sequence[Edit]) -> ast.Module | None:
-    if not edits:
-        return cell.tree
+    text = _edited_text(cell, edits) if edits else None
+    return cell.tree if not edits else None if text is None else parsed(text)
+
+
+def _edited_text(cell: Source, edits: Sequence[Edit]) -> str | None:
     moved = [Edit(cell=edit.cell, file=edit.file, line=edit.line + cell.offset, old=edit.old, new=edit.new) for edit in edits]
     try:
-        return parsed(applied("\n".join(cell.lines), moved))
+        return applied("\n".join(cell.lines), moved)
     except (ValueError, IndexError):
         return None
+
+
+@contextmanager
+def _reading(texts: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the source of these files is another one: an instrument that reads it sees what runs."""
+    before = {file: linecache.cache[file] for file in texts if file in linecache.cache}
+    for file in before:
+        text = texts[file]
+        linecache.cache[file] = (len(text), None, [f"{line}\n" for line in text.split("\n")], file)
+    try:
+        yield
+    finally:
+        linecache.cache.update(before)
 
 
 def _is_magic(statement: ast.stmt) -> bool:

@@ -837,6 +837,24 @@ print(out.shape, out.mean().item())
 """,
     ),
     Program(
+        "shares of a data set that are added up",
+        """\
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(24, 4), torch.arange(24) % 3), batch_size=6)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+total = 0.0
+for x, y in loader:
+    out = net(x)
+    loss = F.cross_entropy(out, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    right = (out.argmax(1) == y).sum().item()
+    part = right / len(loader.dataset)
+    total += part
+""",
+    ),
+    Program(
         "two models in turn under one name",
         """\
 a, b = nn.Linear(3, 1), nn.Linear(3, 1)

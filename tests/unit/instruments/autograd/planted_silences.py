@@ -1557,6 +1557,27 @@ for epoch in range(2):
         tensors=("inputs",),
     ),
     Case(
+        name="the share of one batch, of the whole data set",
+        kind="miscounted",
+        text="""\
+data = torch.utils.data.TensorDataset(torch.randn(24, 4), torch.arange(24) % 3)
+loader = torch.utils.data.DataLoader(data, batch_size=6)
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step, (x, y) in enumerate(loader):
+    out = net(x)
+    loss = F.cross_entropy(out, y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step % 2 == 0:
+        right = out.argmax(1).eq(y).sum()
+        accuracy = 100 * right.item() / len(loader.dataset)  #> location
+""",
+        tensors=("loader",),
+        edits=(("len(loader.dataset)", "len(y)"),),
+    ),
+    Case(
         name="losses divided by the whole data set, of which samplers give parts",
         kind="miscounted",
         text="""\

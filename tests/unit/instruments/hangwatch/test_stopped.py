@@ -188,6 +188,11 @@ class Data(Dataset):
         return self.size
     def __getitem__(self, i):
         {body}
+class Rounds:
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return torch.zeros(1)
 class Everything(torch.utils.data.Sampler):
     def __iter__(self):
         while True:
@@ -263,7 +268,11 @@ def test_a_lock_that_is_held_is_not_waited_for(shell: InteractiveShell) -> None:
     assert "for ever" not in report.verdict
 
 
-UNENDING = {"data": "`data[4]` raises no IndexError", "DataLoader(data, sampler=Everything())": "`Everything` has given"}
+UNENDING = {
+    "Rounds()": "`Rounds.__next__` has given",
+    "data": "`data[4]` raises no IndexError",
+    "DataLoader(data, sampler=Everything())": "`Everything` has given",
+}
 
 
 @pytest.mark.parametrize("items", UNENDING)

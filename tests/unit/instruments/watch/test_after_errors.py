@@ -441,3 +441,12 @@ def test_what_only_a_tape_shows_is_seen_in_a_second_run(shell: InteractiveShell)
     assert "`net.h`, `net.c` keep the graph of an earlier step" in answer.report.verdict
     assert answer.report.backward_count > 0  # of the second run
     assert answer.result.success
+
+
+@pytest.mark.parametrize("name", ["_init_", "_init__", "init"])
+def test_a_constructor_of_another_name_makes_no_layers(name: str, shell: InteractiveShell) -> None:
+    net = f"class Net(nn.Module):\n    def {name}(self):\n        super().{name}()\n        self.last = nn.Linear(4, 1)\n"
+    answer = asked(shell, IMPORTS + net + "net = Net()", "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)")
+    assert f"`Net.{name}` should be `__init__`" in answer.report.verdict
+    assert answer.report.fix_state == "verified"
+    assert answer.result.success

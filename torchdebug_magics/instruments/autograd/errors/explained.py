@@ -29,6 +29,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 )
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
+from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, expression, names_in, nodes, tree_of
@@ -397,7 +398,26 @@ def _empty_optimizer(raised: Raised) -> AutogradFinding:
             source = f" (`{made.source}`)" if made is not None else ""
             fix = f"pass the optimizer a new list, such as `list(model.parameters())`, not the generator `{name}`{source}"
             return raised.finding(f"`{name}` is a generator that is already exhausted", fix)
-    return raised.finding("the optimizer received no parameters", "pass the parameters of the model to train: `model.parameters()`")
+    return _without_constructor(raised) or raised.finding(
+        "the optimizer received no parameters", "pass the parameters of the model to train: `model.parameters()`"
+    )
+
+
+def _without_constructor(raised: Raised) -> AutogradFinding | None:
+    """A class of which `__init__` is mistyped, as ``_init_``, so that an instance has no layers."""
+    for kind in {type(module) for module in live(torch.nn.Module) if not any(True for _ in module.parameters())}:
+        name = next((name for name in vars(kind) if name.strip("_") == "init" and name != "__init__"), "")
+        code = getattr(vars(kind).get(name), "__code__", None)
+        tree = None if code is None else tree_of(code.co_filename)
+        if code is not None and tree is not None:
+            where = location(code.co_filename, code.co_firstlineno, name)
+            source = Source(where, tree)
+            old = "" if source.statement is None else source.text(source.statement, whole=True)
+            new = re.sub(rf"(def |\.){name}\(", r"\1__init__(", old)
+            edits = () if source.statement is None else (source.replacing(source.statement, new, old),)
+            headline = f"the optimizer received no parameters: `{kind.__name__}.{name}` should be `__init__`"
+            return raised.finding(headline, "rename it to `__init__`, also where it calls `super()`", where, edits=edits)
+    return None
 
 
 _BY_KIND: dict[Kind, Callable[[Raised], AutogradFinding]] = {

@@ -36,6 +36,8 @@ from torchdebug_magics.probing.source.syntax import (
     exchanged,
     expression,
     last_name,
+    loops_around,
+    names_in,
     nodes,
     read_names,
     tree_of,
@@ -235,7 +237,7 @@ def miscounted(file: str) -> AutogradFinding | None:
         whole, part = _sizes(loaders[name])
         wrong += [(where, name, divisor)] if part is not None and part < whole else []
     if not wrong:
-        return None
+        return _of_one_batch(file)
     wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
     where, name, divisor = wrong[0]
     whole, part = _sizes(loaders[name])
@@ -249,6 +251,47 @@ def miscounted(file: str) -> AutogradFinding | None:
         tensor=name,
         explanation="a loss or an accuracy that is divided by the whole data set is too small",
     )
+
+
+def _of_one_batch(file: str) -> AutogradFinding | None:
+    """What is counted in one batch, in each round of the loop anew, and divided by the size of the data set."""
+    for where, statement in statements(file):
+        loops = loops_around(tree_of(where.file), where.line)
+        loop = loops[-1] if loops else None
+        if not isinstance(loop, ast.For) or not isinstance(statement, ast.Assign):
+            continue
+        batch = [node.id for node in nodes(ast.Name, loop.target)]
+        for division in nodes(ast.BinOp, statement) if len(batch) > 1 else ():
+            match division.right if isinstance(division.op, ast.Div) else None:
+                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in names_in(loop.iter):
+                    counts = names_in(division.left) & _counted_anew(loop) - _summed_in(loop)
+                    if not counts or bound_names(statement) & _summed_in(loop):
+                        continue
+                    new = expression(f"len({batch[-1]})")
+                    return finding(
+                        "miscounted",
+                        f"`{ast.unparse(division.right)}` counts all samples, and `{min(counts)}` those of one batch",
+                        where,
+                        f"divide by `{ast.unparse(new)}`",
+                        edits=exchanging(where, division.right, new),
+                        tensor=name,
+                        explanation="a share of one batch that is divided by the whole data set is too small",
+                    )
+    return None
+
+
+def _counted_anew(loop: ast.For) -> set[str]:
+    """Names that are bound in a loop to how many elements are equal."""
+    assigned = [node for node in nodes(ast.Assign, loop) if any(called(call) == "sum" for call in nodes(ast.Call, node.value))]
+    compared = [
+        node for node in assigned if any(nodes(ast.Compare, node.value)) or any(called(call) == "eq" for call in nodes(ast.Call, node))
+    ]
+    return bound_names(*compared)
+
+
+def _summed_in(loop: ast.For) -> set[str]:
+    """Names that a loop adds up, or adds to another one."""
+    return {name for node in nodes(ast.AugAssign, loop) for name in names_in(node)}
 
 
 def _is_summed(total: str, where: Location) -> bool:

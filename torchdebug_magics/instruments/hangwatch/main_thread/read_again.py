@@ -66,11 +66,27 @@ def endless_items(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None
         if isinstance(node, ast.Call) and node.args and (called(node) == "enumerate" or called(node).startswith("tqdm")):
             node = node.args[0]
         value, where = value_of(node, frame), location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
-        if value is not MISSING and not is_read_once([value]):
-            endless = _sampler_without_end(node, value, where) if isinstance(value, DataLoader) else _items_without_end(node, value, where)
-            if endless is not None:
-                return endless
+        if value is not MISSING and (endless := _without_end(node, value, where)) is not None:
+            return endless
     return None
+
+
+def _without_end(node: ast.expr, value: Any, where: Location) -> HangFinding | None:
+    if isinstance(value, DataLoader):
+        return _sampler_without_end(node, value, where)
+    kind: Any = type(value)
+    if not hasattr(kind, "__iter__"):
+        return _items_without_end(node, value, where)
+    most = 10 * len(value) + _MOST_ROUNDS if hasattr(kind, "__len__") else _MOST_INDICES
+    code = getattr(getattr(kind, "__next__", kind.__iter__), "__code__", None)
+    if code is None or kind.__module__ != "__main__" or not _in_child(lambda: sum(1 for _ in islice(iter(value), most)) >= most):
+        return None
+    name = "__next__" if hasattr(kind, "__next__") else "__iter__"
+    return _stuck(
+        f"the loop over `{ast.unparse(node)}` never ends: `{kind.__name__}.{name}` has given {most:,} items, and goes on",
+        location(code.co_filename, code.co_firstlineno, code.co_name),
+        f"let `{name}` end: {'raise StopIteration' if name == '__next__' else 'return'} after the last item",
+    )
 
 
 def _sampler_without_end(node: ast.expr, loader: DataLoader[Any], where: Location) -> HangFinding | None:
