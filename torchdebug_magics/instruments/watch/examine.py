@@ -41,7 +41,8 @@ def examine(context: CellContext, **_of_a_session: object) -> Report | None:
     file = next((code.co_filename for code in frames if is_user_code(code) and is_module_code(code)), "")
     again = TrainingAgain(file, Guard(), context.unshown)
     after = explained(context)
-    if after is None or after[0] == "autograd":  # which is seen while the cell runs, more than afterwards
+    may_come_again = isinstance(context.last_error, Exception)  # a cell that was stopped would go on again
+    if may_come_again and (after is None or after[0] == "autograd"):  # which is seen while the cell runs, more than afterwards
         context.progress("the cell is run again, and recorded")
         after = recorded_again(again, context.last_error_line) or after
     if after is not None:

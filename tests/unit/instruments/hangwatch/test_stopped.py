@@ -220,10 +220,19 @@ BODIES = {
 }
 
 
+ENDED = """\
+from torch.utils.data._utils import signal_handling
+signal_handling._remove_worker_pids(id(batches))
+for worker in batches._workers:
+    worker.kill()
+batches._shutdown_workers()
+"""
+
+
 def stopped_after(shell: InteractiveShell, seconds: float, cell: str) -> Any:
     """The report after a cell that Stop ends."""
     shell.run_cell("%load_ext torchdebug_magics")
-    shell.run_cell(f"import threading, _thread\nthreading.Timer({seconds}, _thread.interrupt_main).start()\n{cell}", store_history=True)
+    shell.run_cell(f"import os, threading\nthreading.Timer({seconds}, os.kill, (os.getpid(), 2)).start()\n{cell}", store_history=True)
     shell.run_cell("%torchdebug -o r")
     return shell.user_ns.pop("r")
 
@@ -234,7 +243,7 @@ def test_the_sample_of_a_worker_is_read_again(body: tuple[str, str, int], shell:
     shell.run_cell(DATA.format(body=text), store_history=True)
     state = random.getstate()
     report = stopped_after(shell, 2, "batches = iter(DataLoader(Data('/nowhere/at-all'), num_workers=1))\nnext(batches)")
-    shell.run_cell("batches._shutdown_workers()")
+    shell.run_cell(ENDED)
     assert said in report.verdict
     assert report.location.line == line
     assert random.getstate() == state
@@ -254,7 +263,7 @@ STEADY = {
 def test_a_sample_that_can_be_read_is_no_endless_one(body: str, shell: InteractiveShell) -> None:
     shell.run_cell(DATA.format(body=body), store_history=True)
     report = stopped_after(shell, 1, "batches = iter(DataLoader(Data('.', size=40), num_workers=1))\nfor _ in batches:\n    pass")
-    shell.run_cell("batches._shutdown_workers()")
+    shell.run_cell(ENDED)
     assert "for ever" not in report.verdict
 
 
@@ -264,7 +273,7 @@ def test_a_lock_that_is_held_is_not_waited_for(shell: InteractiveShell) -> None:
         + "import multiprocessing\nlock = multiprocessing.Lock()\nlock.acquire()\n"
     )
     report = stopped_after(shell, 1, "batches = iter(DataLoader(Data('.'), num_workers=1))\nnext(batches)")
-    shell.run_cell("lock.release(); batches._shutdown_workers()")
+    shell.run_cell(ENDED)
     assert "for ever" not in report.verdict
 
 

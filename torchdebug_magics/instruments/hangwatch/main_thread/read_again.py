@@ -32,7 +32,7 @@ from torchdebug_magics.probing.tensors import describe
 from torchdebug_magics.report import Location
 
 T = TypeVar("T")
-_MOST_ROUNDS, _MOST_INDICES, _MOST_S, _MOST_SENT_BYTES = 200, 100_000, 5.0, 60_000
+_MOST_ROUNDS, _MOST_INDICES, _MOST_S, _MOST_SENT_BYTES = 200, 100_000, 3.0, 60_000
 _MOSTLY = 0.9
 """Share of the rounds that end alike."""
 _SHOWN_CHARS, _LONGEST_PATH = 90, 500
