@@ -43,9 +43,9 @@ class RateByHand:
             )
 
 
-def rate_by_hand() -> RateByHand | None:
-    """That of the latest cell that updates by hand; None where no cell does, or the number is not in the cells."""
-    places = list(cells())
+def rates_by_hand() -> list[RateByHand | None]:
+    """Of each update by hand in the cells, the latest cell first; None for one whose number is not in the cells."""
+    places, rates = list(cells()), list[RateByHand | None]()
     for cell in places:
         for update in nodes(ast.stmt, cell.tree):
             taken_off = [update.value] if isinstance(update, ast.AugAssign) and isinstance(update.op, ast.Sub) else []
@@ -53,12 +53,10 @@ def rate_by_hand() -> RateByHand | None:
             taken_off += [node for node in nodes(ast.Call, update) if method(node) == "sub_"]
             for product in nodes(ast.BinOp, *taken_off) if isinstance(update, SIMPLE) else ():
                 sides = [product.left, product.right] if isinstance(product.op, ast.Mult) else []
-                rates = [side for side in sides if isinstance(side, (ast.Name, ast.Constant))]
-                if len(rates) == 1 and any(node.attr == "grad" for node in nodes(ast.Attribute, product)):
-                    rate = _constant(places, cell, update, rates[0])
-                    if rate is not None:
-                        return rate
-    return None
+                factors = [side for side in sides if isinstance(side, (ast.Name, ast.Constant))]
+                if len(factors) == 1 and any(node.attr == "grad" for node in nodes(ast.Attribute, product)):
+                    rates.append(_constant(places, cell, update, factors[0]))
+    return rates
 
 
 def doubts(losses: Sequence[float]) -> tuple[str, ...]:

@@ -94,11 +94,11 @@ class GradProbe:
 
     def _by_hand(self) -> dict[str, Any] | None:
         """The fields of a report on a training without an optimizer; None of one that is well, or is none."""
-        if len(self._events.values) < by_hand.FEW_PASSES or (rate := by_hand.rate_by_hand()) is None:
+        if len(self._events.values) < by_hand.FEW_PASSES or not (rates := by_hand.rates_by_hand()):
             return None
         losses = [float(value) for value in self._events.values]
-        doubts = by_hand.doubts(losses)
-        return {"losses": losses, "doubts": doubts, "alternatives": tuple(rate.others())} if doubts else None
+        doubts, known = by_hand.doubts(losses), next(filter(None, rates), None)
+        return {"losses": losses, "doubts": doubts, "alternatives": tuple(known.others()) if known else ()} if doubts else None
 
     def _ended(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._raised = "" if kind is None else kind.__name__

@@ -147,6 +147,8 @@ def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> t
     if len(here) != 1:
         return ()
     body, whole = getattr(here[0], "body", []), copied(here[0])
+    if isinstance(body, list) and body and not isinstance(here[0], HEADS):
+        return ()
     if isinstance(body, list) and body:  # it stays as it is written
         vars(whole)["body"] = [ast.Pass()]
         head = ast.unparse(exchanged(whole, lambda node: new if same(node, old) else None)).partition("\n    pass")[0]

@@ -829,6 +829,16 @@ for i in range(4):
 """,
     ),
     Program(
+        "Dropout at inference, for a mean and its spread",
+        """\
+net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 2))
+x = torch.randn(20, 4)
+with torch.no_grad():
+    samples = torch.stack([net(x).softmax(1) for _ in range(30)])
+    print(net(x).shape, samples.std(0))
+""",
+    ),
+    Program(
         "a forward to look at the sizes",
         """\
 net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.2))
@@ -851,7 +861,7 @@ for x, y in loader:
     opt.step()
     right = (out.argmax(1) == y).sum().item()
     part = right / len(loader.dataset)
-    total += part
+    total = total + part
 """,
     ),
     Program(

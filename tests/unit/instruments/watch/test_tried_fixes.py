@@ -153,6 +153,13 @@ def test_no_part_of_a_noisy_training_is_blamed(shell: InteractiveShell, seed: in
     assert "does not learn with" not in report.verdict
 
 
+def test_updates_by_hand_that_diverge_are_not_fine(shell: InteractiveShell) -> None:
+    """The rate is a default, which no edit reaches."""
+    report = watched(shell, BY_HAND.replace("parameter, rate)", "parameter, rate=0.01)"), STEPS_BY_HAND.replace("(w, {})", "(w)"))
+    assert "the loss rises" in report.verdict
+    assert report.status == "warn"
+
+
 def test_gradients_without_updates_are_no_training(shell: InteractiveShell) -> None:
     report = watched(shell, BY_HAND, STEPS_BY_HAND.replace("sgd(w, {})", "w.grad = None"))
     assert not report.found

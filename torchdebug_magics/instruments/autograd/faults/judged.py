@@ -79,6 +79,8 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
+_FEWEST_INPUTS = 3
+"""Of a model that is called in a loop, and has hardly more than two in one call."""
 _SCALE = 20.0
 _CENTERED, _SPREAD, _FAR = 0.5, 2.0, 10.0
 """How near to 0 the mean of standardized data is, by what factor their deviation may differ from 1, and how far others are from it."""
@@ -315,10 +317,12 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
     trains_nothing, has_batches = not facts.course.events, facts.watched.loaders.batches_count > 1
     calls = facts.watched.recorder.root_calls
     for (root, with_gradients, training), seen in calls.items():
-        is_loop = has_batches or sum(op.line is seen.op.line and op.root == root and op.name == seen.op.name for op in facts.tape.ops) > 1
+        model = seen.root() if training and seen.modes else None
+        if model is None:
+            continue
+        is_loop = has_batches or len(facts.inputs_of(model)) >= _FEWEST_INPUTS
         is_only = trains_nothing and is_loop and not any((root, each, False) in calls for each in (True, False))
-        is_suspect = training and seen.modes and (is_only or seen.parameters & facts.updated) and not with_gradients
-        is_suspect = is_suspect or (training and seen.modes and with_gradients and facts.is_predicted_with(root))
+        is_suspect = is_only and facts.is_predicted_with(root) if with_gradients else is_only or seen.parameters & facts.updated
         if is_suspect and (with_gradients or not _feeds_a_loss(facts.tape, seen.op)):
             where = call_line(seen.op)
             value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own

@@ -37,6 +37,7 @@ from torchdebug_magics.probing.source.syntax import (
     expression,
     last_name,
     loops_around,
+    method,
     names_in,
     nodes,
     read_names,
@@ -265,7 +266,8 @@ def _of_one_batch(file: str) -> AutogradFinding | None:
             match division.right if isinstance(division.op, ast.Div) else None:
                 case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in names_in(loop.iter):
                     counts = names_in(division.left) & _counted_anew(loop) - _summed_in(loop)
-                    if not counts or bound_names(statement) & _summed_in(loop):
+                    sums = any(called(call) in {"sum", "fsum"} and method(call) != "sum" for call in nodes(ast.Call, tree_of(where.file)))
+                    if not counts or sums or bound_names(statement) & _summed_in(loop):
                         continue
                     new = expression(f"len({batch[-1]})")
                     return finding(
@@ -291,7 +293,9 @@ def _counted_anew(loop: ast.For) -> set[str]:
 
 def _summed_in(loop: ast.For) -> set[str]:
     """Names that a loop adds up, or adds to another one."""
-    return {name for node in nodes(ast.AugAssign, loop) for name in names_in(node)}
+    added: list[ast.AST] = [*nodes(ast.AugAssign, loop)]
+    added += [node for node in nodes(ast.Assign, loop) if bound_names(node) & names_in(node.value)]
+    return names_in(*added)
 
 
 def _is_summed(total: str, where: Location) -> bool:

@@ -329,6 +329,13 @@ class TrainingFacts:
         """These ops, and forward from them, the nearest first; by index."""
         return {op.index: op for op in walk(readers, lambda op: self.consumers.get(op.index, ()))}
 
+    def inputs_of(self, model: torch.nn.Module) -> set[tuple[int, tuple[int, int]]]:
+        """(memory, span) of all that a model was given: of one input that it is given again and again, as for a mean of Dropout, once."""
+        own = {self.tape.numbers.of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        ops = [op for op in self.tape.ops if op.root == id(model)]
+        inside = {id(use) for op in ops for use, maker in op.sources if maker.root == op.root}
+        return {(use.memory, use.span) for op in ops for use in op.reads if use.memory not in own and id(use) not in inside}
+
     def is_predicted_with(self, root: int) -> bool:
         """Whether the cell trains nothing, and what a model returns is read as a prediction, or compared: without its graph."""
         if self.course.events:
