@@ -865,6 +865,20 @@ for x, y in loader:
 """,
     ),
     Program(
+        "another name for the model, at the last step",
+        """\
+net = nn.Linear(3, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(6):
+    loss = F.mse_loss(net(torch.randn(5, 3)), torch.randn(5, 1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if it == 5:
+        final = net
+""",
+    ),
+    Program(
         "two models in turn under one name",
         """\
 a, b = nn.Linear(3, 1), nn.Linear(3, 1)

@@ -23,12 +23,14 @@ from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     LOOPS,
     as_atom,
+    bound_names,
     called,
     copied,
     enclosing,
     exchanged,
     expression,
     method,
+    names_in,
     nodes,
     targets_of,
     tree_of,
@@ -224,9 +226,11 @@ def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFind
             case ast.Assign([ast.Name(kept)], ast.Name(model)) if kept != model and id(known.get(model)) in ids:
                 around = [*enclosing(tree_of(where.file), where.line)]
                 loop = next((node for node in around if isinstance(node, LOOPS)), None)
-                is_asked = loop is not None and any(isinstance(node, ast.If) for node in around[around.index(loop) :])
+                inner = [] if loop is None else around[around.index(loop) :]
+                tests = [(node.test, node.body) for node in inner if isinstance(node, ast.If)]
+                is_best = any(names_in(test) & bound_names(*body) for test, body in tests)  # ``if loss < least: least, best = loss, net``
                 is_read = any(node.id == kept and isinstance(node.ctx, ast.Load) for node in nodes(ast.Name, loop))
-                if known.get(kept) is not known[model] or not is_asked or is_read:
+                if known.get(kept) is not known[model] or not is_best or is_read:
                     continue
                 source, new = Source(where, tree_of(where.file) or ast.Module([], [])), f"{kept} = copy.deepcopy({model})"
                 imported = "" if "copy" in vars(sys.modules["__main__"]) else "import copy\n"
