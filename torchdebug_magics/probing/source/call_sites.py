@@ -10,9 +10,9 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, dotted, expressions, first_line, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, owner
@@ -134,6 +134,30 @@ def attribute_assignment(constructor: object, attribute: str) -> ast.Assign | No
     code = getattr(constructor, "__code__", None)
     function = function_node(code) if code is not None and owner(code.co_filename) == "user" else None
     return next((node for node in nodes(ast.Assign, function) if f"self.{attribute}" in map(dotted, node.targets)), None)
+
+
+def part_made(call: ast.expr, path: Sequence[str]) -> ast.expr:
+    """What makes a part, by its path, within the call that makes its container: ``nn.Sequential(nn.ReLU(), nn.Linear(8, 2))``.
+
+    The call itself, where the part is not written there.
+    """
+    if not path or not isinstance(call, ast.Call):
+        return call
+    name, *rest = path
+    items = call.args
+    match call.args:  # `nn.ModuleList([...])`, `nn.Sequential(OrderedDict([...]))`, `nn.ModuleDict({...})`
+        case [ast.List(elts) | ast.Tuple(elts)] | [ast.Call(ast.Name("OrderedDict") | ast.Attribute(attr="OrderedDict"), [ast.List(elts)])]:
+            items = elts
+        case [ast.Dict(keys, values)]:
+            items = [ast.Tuple([key or ast.Constant(None), value], ast.Load()) for key, value in zip(keys, values, strict=True)]
+    named = {item.elts[0].value: item.elts[1] for item in items if _is_named(item)}
+    numbered = dict(enumerate(items)) if not any(isinstance(item, ast.Starred) for item in items) else {}
+    part = named.get(name) or (numbered.get(int(name)) if name.isdigit() else None)
+    return call if part is None else part_made(part, rest)
+
+
+def _is_named(item: ast.expr) -> TypeGuard[ast.Tuple]:
+    return isinstance(item, ast.Tuple) and len(item.elts) == 2 and isinstance(item.elts[0], ast.Constant)  # noqa: PLR2004 - a pair
 
 
 def _attribute(value: Any, name: str) -> Any:

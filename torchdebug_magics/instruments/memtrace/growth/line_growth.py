@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from torchdebug_magics.instruments.memtrace.growth.graph_watch import LOOKS_AT
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loop, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Place, category, size_of
@@ -89,7 +90,9 @@ def _kept(place: Place, source: Hashable, made: list[Block], steps: Steps) -> Le
     alive = [block for block in made if block.iteration and _is_there(block, end)]
     kept = {block.iteration for block in alive}
     late = [number for number in ran[1:-1] if number >= min(kept, default=0)]  # from where it began
-    whole_runs = (numbers for numbers in (ran, late) if len(numbers) >= FEWEST and kept.issuperset(numbers))
+    # Of the last few alone, another round may let go as well.
+    from_there = late if 2 * len(late) >= len(ran) else []
+    whole_runs = (numbers for numbers in (ran, from_there) if len(numbers) >= FEWEST and kept.issuperset(numbers))
     inner = next(whole_runs, ran[1:-1])
     is_kept = len(kept.intersection(inner)) >= max(FEWEST - 1, _MOST_PART * len(inner))
     if not is_kept or is_used_up(alive) or is_window([number for number in inner if number in kept], made, steps, end):
@@ -245,7 +248,9 @@ class Tally:
         for name in {name for _, held in self._looks for name in held}:
             looks = [(step, held.get(name, [])) for step, held in self._looks]
             if self._paths[name].function and not looks[-1][1]:
-                looks.pop()  # the function has returned
+                end, _ = looks.pop()  # the function has returned
+                if looks[-1][0] < max(step for step in LOOKS_AT if step < end):
+                    continue  # for long before that, nothing had grown
             while looks and not looks[0][1]:
                 looks.pop(0)
             if len(looks) >= FEWEST and _is_filled(looks):

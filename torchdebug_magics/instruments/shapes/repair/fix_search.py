@@ -16,16 +16,17 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Forward
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, facts_of
+from torchdebug_magics.instruments.shapes.repair.rebuild import changed_call
 from torchdebug_magics.instruments.shapes.repair.rules import diagnosis
 from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.source.call_sites import attribute_assignment
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, with_variables
-from torchdebug_magics.probing.source.syntax import exchanged, expression, names_in, parsed, tree_of
-from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Edit
+from torchdebug_magics.probing.source.call_sites import attribute_assignment, function_node, part_made
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
+from torchdebug_magics.probing.source.syntax import called, exchanged, expression, names_in, parsed, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.report import Edit, Location
 
 _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
@@ -197,10 +198,12 @@ def _of_caller(code: str, caller: Caller | None) -> str:
 
 def _at_call(edit: Repair, caller: Caller | None) -> str:
     """The user's call of the model with the one input changed, of which the edit is."""
-    if caller is None or len(edit.inputs) != 1 or edit.modules or edit.ops:
+    first, *rest = edit.code.splitlines()
+    if caller is None or len(edit.inputs) != 1 or edit.ops or len(rest) != len(edit.modules):
         return ""
     ((name, change),) = edit.inputs.items()
-    return caller.changed(name, change.text) if edit.code == f"{name} = {change.text(name)}" else ""
+    call = caller.changed(name, change.text) if first == f"{name} = {change.text(name)}" else ""
+    return "\n".join([call, *(_of_caller(line, caller) for line in rest)]) if call else ""
 
 
 def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also: str = "", caller: Caller | None = None) -> Fix:
@@ -208,34 +211,66 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
     before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
-    made = [_where_made(edit, code, facts.modules) or _where_it_ran(edit, code, caller) for edit, code in codes.items()]
+    made = [_where_made(edit, code, facts.modules, caller) or _where_it_ran(edit, code) for edit, code in codes.items()]
     changes = tuple(edit for edit in before if edit is not None) or (tuple(itertools.chain(*made)) if all(made) else ())
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
 
 
-def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module]) -> tuple[Edit, ...]:
-    """The constructor of the class that holds a module, where it makes that module; several classes may have an attribute of that name."""
-    edits: list[Edit] = []
-    for line, path in zip(code.splitlines(), repair.modules, strict=False):
-        holder, _, name = path.rpartition(".")
-        tree = parsed(line)
-        constructor: Any = getattr(type(modules.get(holder)), "__init__", None)
-        statement = attribute_assignment(constructor, name)
-        match tree.body if tree is not None and not (repair.ops or repair.calls) else []:
-            case [ast.Assign(value=ast.Call() as new)] if statement is not None and isinstance(statement.value, ast.Call):
-                place = location(constructor.__code__.co_filename, statement.lineno, "__init__")
-                edits += exchanging(place, statement.value, with_variables(statement.value, new))
-    return tuple(edits) if len(edits) == len(repair.modules) == len(code.splitlines()) else ()
+def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Edit, ...]:
+    """The calls that make modules, and inputs that are changed before anything else in the forward; none where one of them is unknown.
+
+    A module is made in the constructor of the class that holds it, or where the model is made, as an `nn.Sequential` is.
+    """
+    lines, paths = code.splitlines(), list(repair.modules)
+    edits = [_of_input(line, modules, caller) for line in lines[: len(lines) - len(paths)]] if repair.inputs else []
+    for line, path in zip(lines[len(edits) :], paths, strict=False):
+        tree, made = parsed(line), _call_of(path, modules, caller)
+        match tree.body if tree is not None else []:
+            case [ast.Assign(value=ast.Call() as new)] if made is not None and called(made[1]) == called(new):
+                edits.append(exchanging(*made, with_variables(made[1], changed_call(made[1], new, modules[path]))))
+    is_whole = all(edits) and len(edits) == len(lines) and not (repair.ops or repair.calls)
+    return tuple(itertools.chain(*edits)) if is_whole else ()
 
 
-def _where_it_ran(repair: Repair, code: str, caller: Caller | None) -> tuple[Edit, ...]:
+def _call_of(path: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Location, ast.Call] | None:
+    """(the statement, the call in it) that makes a module; several classes may have an attribute of that name."""
+    names = path.split(".")
+    for at in reversed(range(len(names))):
+        constructor: Any = getattr(type(modules.get(".".join(names[:at]))), "__init__", None)
+        statement = attribute_assignment(constructor, names[at])
+        part = None if statement is None else part_made(statement.value, names[at + 1 :])
+        if statement is not None and isinstance(part, ast.Call):
+            return location(constructor.__code__.co_filename, statement.lineno, "__init__"), part
+    call = caller.site.expression if caller is not None else None
+    if caller is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or path not in modules:
+        return None
+    where, whole = next(iter(made_as(caller.site.code.co_filename, call.func.id)), (None, None))
+    part = None if whole is None else part_made(whole, names)
+    return (where, part) if where is not None and isinstance(part, ast.Call) else None
+
+
+def _where_it_ran(repair: Repair, code: str) -> tuple[Edit, ...]:
     """The expression in the place of the one that ran, which may stand in an earlier line than the one that raised."""
-    sites = [caller.site] if caller is not None and _at_call(repair, caller) else repair.sites
-    tree = parsed(code)
+    sites, tree = repair.sites, parsed(code)
     match tree.body if tree is not None and len({id(site) for site in sites}) == 1 and not repair.modules else []:
         case [ast.Expr(new)] if isinstance(sites[0].expression, ast.expr):
             return exchanging(location(sites[0].code.co_filename, sites[0].line, sites[0].code.co_name), sites[0].expression, new)
     return ()
+
+
+def _of_input(code: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Edit, ...]:
+    """The user's call with an input changed; or the statement that changes it, above all others in the forward of the model."""
+    site, tree = None if caller is None else caller.site, parsed(code)
+    match tree.body if tree is not None and site is not None else []:
+        case [ast.Expr(new)] if site is not None and isinstance(site.expression, ast.expr):
+            return exchanging(location(site.code.co_filename, site.line, site.code.co_name), site.expression, new)
+    forward: Any = getattr(type(modules.get("")), "forward", None)
+    function = function_node(forward.__code__) if hasattr(forward, "__code__") and is_user_code(forward.__code__) else None
+    tree = None if function is None else tree_of(forward.__code__.co_filename)
+    if function is None or tree is None:
+        return ()
+    first = function.body[ast.get_docstring(function) is not None :][0]
+    return (Source(location(forward.__code__.co_filename, first.lineno, "forward"), tree).before(first, code),)
 
 
 def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:

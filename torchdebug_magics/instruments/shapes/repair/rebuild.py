@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import itertools
@@ -250,6 +251,19 @@ def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
     ]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
     return f"{prefix}{kind.__name__}({', '.join(shown)})"
+
+
+def changed_call(old: ast.Call, new: ast.Call, module: nn.Module) -> ast.Call:
+    """The user's call with the arguments alone changed by which the new one makes another module than the one that is there."""
+    kind: Any = type(module)
+    names = list(inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind))
+    if any(isinstance(part, ast.Starred) for part in old.args) or any(option.arg is None for option in old.keywords):
+        return new
+    given = {**dict(zip(names, new.args, strict=False)), **{option.arg: option.value for option in new.keywords if option.arg}}
+    changes = {name: node for name, node in given.items() if ast.unparse(node) != repr(_short(_value(module, name, None)))}
+    positional = [changes.pop(name, node) for name, node in zip(names, old.args, strict=False)]
+    options = [ast.keyword(option.arg, changes.pop(option.arg or "", option.value)) for option in old.keywords]
+    return ast.Call(old.func, positional, [*options, *(ast.keyword(name, node) for name, node in changes.items())])
 
 
 def _short(value: Any) -> Any:
