@@ -188,6 +188,7 @@ class GraphRecorder(OpRecorder[_Running]):
             root=0 if call is None else id(call.root),
             training=call is None or call.root.training,
             note=note_of(name, args, frame),
+            number=next((argument for argument in args if type(argument) in {int, float}), None),
             target_span=target_span(name, args),
         )
         places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]

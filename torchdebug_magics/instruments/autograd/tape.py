@@ -117,6 +117,8 @@ class RecordedOp(_AtLine):
     training: bool = True
     """Whether that was in training mode."""
     note: Note = ""
+    number: float | None = None
+    """The first number that it is given beside tensors: a dimension, a factor, a way to reduce."""
     target_span: tuple[float, float] | None = None
     unknown: bool = False
     """Whether no op made one of the tensors that it reads, and that could have a gradient."""

@@ -15,7 +15,8 @@ from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, dotted, expressions, first_line, nodes, tree_of
-from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, owner
+from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, location, owner
+from torchdebug_magics.report import Location
 
 MISSING: Any = object()
 """Stands for a value that cannot be had without running code."""
@@ -150,10 +151,25 @@ def part_made(call: ast.expr, path: Sequence[str]) -> ast.expr:
             items = elts
         case [ast.Dict(keys, values)]:
             items = [ast.Tuple([key or ast.Constant(None), value], ast.Load()) for key, value in zip(keys, values, strict=True)]
-    named = {item.elts[0].value: item.elts[1] for item in items if _is_named(item)}
+    named = {ast.literal_eval(item.elts[0]): item.elts[1] for item in items if _is_named(item)}
     numbered = dict(enumerate(items)) if not any(isinstance(item, ast.Starred) for item in items) else {}
     part = named.get(name) or (numbered.get(int(name)) if name.isdigit() else None)
     return call if part is None else part_made(part, rest)
+
+
+def constructor_call(path: str, module_of: Callable[[str], Any]) -> tuple[Location, ast.Call] | None:
+    """(the statement, the call in it) by which the constructor of a class of the user's makes the part at a path.
+
+    `module_of` gives the module at a path, or None: several classes may have an attribute of that name.
+    """
+    names = path.split(".")
+    for at in reversed(range(len(names))):
+        constructor: Any = getattr(type(module_of(".".join(names[:at]))), "__init__", None)
+        statement = attribute_assignment(constructor, names[at])
+        part = None if statement is None else part_made(statement.value, names[at + 1 :])
+        if statement is not None and isinstance(part, ast.Call):
+            return location(constructor.__code__.co_filename, statement.lineno, "__init__"), part
+    return None
 
 
 def _is_named(item: ast.expr) -> TypeGuard[ast.Tuple]:

@@ -262,7 +262,7 @@ class _Place:
         self._seen = set[str]()
         """Names in the text of a cell or file that a location is in, outside of other functions."""
         files = dict.fromkeys([*(place.file for place in places), *(frame.f_code.co_filename for frame in of_error)])
-        self._names = {part for part in parts_of(report) if isinstance(part, str)}
+        self._names = {line for part in parts_of(report) if isinstance(part, str) for line in part.splitlines()}
         """As of parameters and modules, which are no code."""
         self._text = "\n".join("".join(linecache.getlines(file)) for file in files)
         for file, line in {(place.file, place.line) for place in places}:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import torch
 
-from torchdebug_magics.format import listed, number
-from torchdebug_magics.instruments.autograd.faults.frozen_parts import call_line, frozen_in_vain, frozen_statistics
+from torchdebug_magics.instruments.autograd.faults.driven_values import driven_values
+from torchdebug_magics.instruments.autograd.faults.frozen_parts import frozen_in_vain, frozen_statistics
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -17,16 +17,23 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
-from torchdebug_magics.instruments.autograd.faults.meant_axes import early_reductions, moved_axes, one_column, one_row_for_all
+from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
     accidental_broadcast,
     compared_scores,
     misfit_losses,
     unlikely_classes,
 )
+from torchdebug_magics.instruments.autograd.faults.modes import (
+    dropped_in_evaluation,
+    evaluated_in_training_mode,
+    evaluated_on_bytes,
+    trained_in_eval_mode,
+)
+from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
+from torchdebug_magics.instruments.autograd.faults.reductions import early_reductions, unlike_reductions, weighted_by_itself
 from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves
 from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
-from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     alias_finding,
     comparison_finding,
@@ -42,29 +49,29 @@ from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
     wasted_terms,
 )
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
-from torchdebug_magics.instruments.autograd.graph_recorder import Numbers, RootCall
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
-from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Tape, Zeroed, walk
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around
+from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, Zeroed
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging
-from torchdebug_magics.probing.source.syntax import Loop, blocks, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.syntax import Loop, last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
-    "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term",
-    "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient", "zeroed_before_step", "stepped_without_backward",
-    "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch", "double_softmax", "loss_input", "never_zeroed",
-    "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes", "sorted_batches", "unread_batches",
-    "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training", "no_activation",
+    "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction",
+    "driven_value", "wasted_term", "repeated_samples", "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient",
+    "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
+    "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes",
+    "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training",
+    "unlike_reductions", "overwritten_input", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
-    "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "early_reduction", "wasted_term", "dropped_result",
-    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches",
-    "frozen_in_vain",
+    "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction", "driven_value",
+    "wasted_term", "repeated_samples", "unlike_reductions", "overwritten_input", "dropped_result", "shared_memory", "leaking_batch",
+    "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -79,12 +86,6 @@ _WASTED = 2
 """Number of discarded backward passes from which on they are reported; a single skipped step may be intended."""
 _IN_A_LOOP = 3
 """Number of backward passes without an update from which on the update is reported missing."""
-_FEWEST_INPUTS = 3
-"""Of a model that is called in a loop, and has hardly more than two in one call."""
-_SCALE = 20.0
-_CENTERED, _SPREAD, _FAR = 0.5, 2.0, 10.0
-"""How near to 0 the mean of standardized data is, by what factor their deviation may differ from 1, and how far others are from it."""
-"""Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
 
 
 def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
@@ -110,7 +111,8 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         empty = None  # beside a training, no validation set may be meant
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
-    yield from filter(None, (empty, in_order, watched.loaders.unread_batches(), watched.stale, watched.leak, watched.restored))
+    loaders = watched.loaders
+    yield from filter(None, (empty, in_order, loaders.unread_batches(), loaders.repeated, watched.stale, watched.leak, watched.restored))
     yield from watched.loaders.samples.faults(has_classes=has_classes)
     last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
     yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
@@ -312,147 +314,12 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     )
 
 
-def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A model that is trained, or a cell that only evaluates, called without gradients and with BatchNorm or Dropout in training mode."""
-    trains_nothing, has_batches = not facts.course.events, facts.watched.loaders.batches_count > 1
-    calls = facts.watched.recorder.root_calls
-    for (root, with_gradients, training), seen in calls.items():
-        model = seen.root() if training and seen.modes else None
-        if model is None:
-            continue
-        is_loop = has_batches or len(facts.inputs_of(model)) >= _FEWEST_INPUTS
-        is_only = trains_nothing and is_loop and not any((root, each, False) in calls for each in (True, False))
-        is_suspect = is_only and facts.is_predicted_with(root) if with_gradients else is_only or seen.parameters & facts.updated
-        if is_suspect and (with_gradients or not _feeds_a_loss(facts.tape, seen.op)):
-            where = call_line(seen.op)
-            value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
-            name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
-            yield finding(
-                "eval_in_train_mode",
-                f"`{name}` is evaluated in training mode",
-                where,
-                f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
-                explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
-                is_hint=True,
-            )
-
-
-def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A model whose last backward pass before an update came from a forward in evaluation mode."""
-    ops = {op.index: op for op in facts.tape.ops}
-    calls = [(root, seen) for (root, _, training), seen in facts.watched.recorder.root_calls.items() if not training and seen.modes]
-    for place, step in enumerate(facts.course.events):
-        if not isinstance(step, OptimizerStep) or not step.nonzero:
-            continue
-        passed = [event for event in facts.course.events[:place] if isinstance(event, Backward) and event.leaves & step.parameters]
-        for root, seen in calls if passed else ():
-            of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
-            if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):
-                yield _updated_in_evaluation(seen.name, step, passed[-1]) or finding(
-                    "train_in_eval_mode",
-                    f"`{seen.name}` is trained in evaluation mode",
-                    call_line(of_root[0]),
-                    f"call `{seen.name}.train()` before the loop",
-                    explanation="Dropout is off and BatchNorm uses its running statistics: " + listed(seen.modes),
-                    is_hint=True,
-                )
-                return
-
-
-def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) -> AutogradFinding | None:
-    """An update in a loop that goes through data of which the user's name for it says that they are for evaluation."""
-    loop = loop_around(step.where)
-    data = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
-    if not FOR_EVALUATION.search(data):
-        return None
-    known = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
-    sources = [(Source(where, tree), statement) for where, statement in known if where is not None and (tree := tree_of(where.file))]
-    removed = [source.replacing(statement, "") for source, statement in sources if source.is_alone(statement)]
-    around = [block for source, _ in sources[:1] for node in ast.walk(source.tree) for block in blocks(node)]
-    is_whole = any(len(block) <= len(removed) for block in around for _, statement in sources if statement in block)
-    codes = dict.fromkeys([code_at(backward.where, "backward"), code_at(step.where, "step")])
-    return finding(
-        "train_in_eval_mode",
-        f"`{model}` is updated in the loop over `{data}`",
-        step.where,
-        fix="remove " + " and ".join(f"`{code}`" for code in codes),
-        edits=tuple(removed) if len(removed) == len(sources) and not is_whole else (),
-        explanation="`eval()` switches Dropout and BatchNorm, and keeps no optimizer from changing the weights",
-        is_hint=True,
-    )
-
-
-def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A model that is trained on scaled numbers, and called without gradients on bytes, or the reverse."""
-    calls = facts.watched.recorder.root_calls
-    trained = {root: seen for (root, with_gradients, _), seen in calls.items() if with_gradients and seen.parameters & facts.updated}
-    for (root, with_gradients, _), seen in calls.items():
-        usual = trained.get(root) if not with_gradients else None
-        if usual is None or seen.numbers is None or usual.numbers is None:
-            continue
-        if seen.numbers.are_bytes == usual.numbers.are_bytes:
-            if _is_of_another_scale(seen.numbers, usual.numbers):
-                yield _unprepared(seen, usual)
-                return
-            continue
-        words = ("evaluated", "trained") if seen.numbers.are_bytes else ("trained", "evaluated")
-        scaled, largest = sorted((seen.numbers.largest, usual.numbers.largest))
-        if 0 < _SCALE * scaled < largest:
-            yield finding(
-                "evaluated_on_bytes",
-                f"`{seen.name}` is {words[0]} on numbers up to {number(largest)}, and {words[1]} on numbers up to {number(scaled)}",
-                call_line(seen.op),
-                "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
-                edits=_scaled_at(call_line(seen.op), seen.name) if seen.numbers.are_bytes and usual.numbers.largest <= 1 else (),
-                saved_at=call_line(usual.op),
-                explanation="whole numbers up to 255 are pictures as they are stored",
-            )
-            return
-
-
-def _is_of_another_scale(seen: Numbers, usual: Numbers) -> bool:
-    """Whether one of the two inputs is centered on 0 with a deviation of 1, as standardized data are, and the other far from that."""
-    standard, other = sorted((seen, usual), key=lambda numbers: abs(numbers.mean))
-    is_standard = abs(standard.mean) < _CENTERED and 1 / _SPREAD < standard.deviation < _SPREAD
-    return is_standard and abs(other.mean) > _FAR * max(standard.deviation, other.deviation / _SPREAD, 1.0)
-
-
-def _unprepared(seen: RootCall, usual: RootCall) -> AutogradFinding:
-    assert seen.numbers is not None
-    assert usual.numbers is not None
-    words = [f"{number(numbers.mean)} ± {number(numbers.deviation)}" for numbers in (usual.numbers, seen.numbers)]
-    return finding(
-        "evaluated_on_bytes",
-        f"`{seen.name}` is trained on numbers of {words[0]}, and evaluated on numbers of {words[1]}",
-        call_line(seen.op),
-        "prepare the data for both in the same way: one of them is standardized, and one is not",
-        saved_at=call_line(usual.op),
-        explanation="mean and standard deviation of the first batch of each",
-        is_hint=True,
-    )
-
-
-def _scaled_at(where: Location | None, model: str) -> tuple[Edit, ...]:
-    """The call of a model on bytes, on numbers from 0 to 1."""
-    called_here = [call for call in nodes(ast.Call, statement_at(where)) if ast.unparse(call.func) == model and len(call.args) == 1]
-    if len(called_here) != 1:
-        return ()
-    scaled = ast.BinOp(called_here[0].args[0], ast.Div(), ast.Constant(255))
-    return exchanging(where, called_here[0], ast.Call(called_here[0].func, [scaled], called_here[0].keywords))
-
-
-def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
-    """Whether an op with a graph uses the result, as with the samples of a GAN's generator."""
-    consumers = tape.consumers()
-    later = islice(walk([first], lambda op: consumers.get(op.index, ())), 1, None)
-    return any(op.grad_enabled and any(use.requires_grad for use in op.reads) for op in later)
-
-
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _seen_at_once, moved_axes, one_row_for_all, early_reductions, accidental_broadcast, _shared_memory, nothing_reached, wrong_order,
+    _seen_at_once, moved_axes, one_row_for_all, other_axis, early_reductions, weighted_by_itself, accidental_broadcast, _shared_memory,
+    driven_values, nothing_reached, wrong_order,
     remade_leaves, wrong_tensors, frozen_in_vain, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, unlikely_classes, compared_scores, one_column,
-    trained_in_eval_mode, evaluated_in_training_mode,
+    trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
-    dropped_results, unused_weights,
+    dropped_results, unused_weights, overwritten_inputs,
 )  # fmt: skip

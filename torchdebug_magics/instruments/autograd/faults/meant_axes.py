@@ -1,4 +1,4 @@
-"""Dimensions that are not where they were meant: moved by a view, summed before they were weighted, selected in the place of sliced."""
+"""Dimensions that are not where they were meant: moved by a view, selected in the place of sliced, summed in the place of another."""
 
 from __future__ import annotations
 
@@ -10,28 +10,14 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
 from torchdebug_magics.probing.source.moved_axes import MovedAxis
-from torchdebug_magics.probing.source.syntax import called, dotted, expression, last_name, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
 
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_copy"})
 _WRITTEN = frozenset({"view", "reshape"})
-_REDUCTIONS = frozenset({"sum", "mean"})
-_LINEAR = frozenset(
-    {"add", "add_", "sub", "rsub", "neg", "mul", "div", "sum", "mean", "view", "select", "slice", "squeeze", "unsqueeze", "alias"}
-)
-"""What is done to the terms of a loss."""
-_LOSSES = {
-    "nll_loss_forward": ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss"),
-    "nll_loss2d_forward": ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss"),
-    "binary_cross_entropy": ("binary_cross_entropy", "BCELoss"),
-    "mse_loss": ("mse_loss", "MSELoss"),
-    "smooth_l1_loss": ("smooth_l1_loss", "SmoothL1Loss"),
-    "huber_loss": ("huber_loss", "HuberLoss"),
-}
-"""The functions and modules that run the op, which take ``reduction``."""
 _JOINS = frozenset({"add", "mul"})
 
 
@@ -68,105 +54,74 @@ def moved_axes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
 
 
-def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements."""
+_ELEMENTWISE = frozenset(
+    {"mul", "div", "add", "sub", "masked_fill", "where", "clone", "_to_copy", "_unsafe_view", "view", "expand", "native_dropout"}
+)
+"""What leaves each element of scores, and of the weights made of them, at its place among the last two dimensions."""
+_PRODUCTS = frozenset({"mm", "bmm"})
+
+
+def other_axis(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Attention whose weights sum to 1 over another dimension than that over which they are summed."""
     for op in facts.tape.ops:
-        if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
+        if op.name != "_softmax" or not op.is_forward or op.number is None or not op.makes or not _is_of_products(op):
             continue
-        number, each = sorted(op.reads, key=lambda use: len(use.shape))
-        sizes = _without_ones(each.shape)
-        if number.shape or each.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
-            continue
-        is_loss = op.name == "mul"
-        reduction = _reduction(op, sizes, is_loss=is_loss)
-        if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
-            continue
-        if reduction.name == "sum" and _per_element(reduction) == sizes:
-            continue  # the product of two sums, as of log-probabilities and returns
-        fix, edits = _later_reduced(reduction, each.shape)
-        what = _LOSSES.get(reduction.name, (reduction.name,))[0]
-        then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
-        reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
-        yield finding(
-            "early_reduction",
-            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before {then}",
-            reduction.where,
-            fix,
-            edits=edits,
-            op=what,
-            saved_at=op.where if op.where != reduction.where else None,
-            module=reduction.module,
-            explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
-            is_hint=reduction.name in _REDUCTIONS,
-        )
-        return
+        sizes = op.makes[0].shape
+        axis = int(op.number) % len(sizes) - len(sizes)
+        for product, place in _products_of(facts, op):
+            summed = -1 if place == 0 else -2
+            if axis not in {-1, -2} or axis == summed or min(sizes[-2:]) == 1:
+                continue
+            yield finding(
+                "other_axis",
+                f"`softmax` over dimension {axis}, but the product sums the weights over dimension {summed}",
+                op.where,
+                f"apply the softmax along `dim={summed}`",
+                edits=_along(op.where, summed),
+                op="softmax",
+                saved_at=product.where,
+                module=op.module,
+                explanation="the weights of a sum are to add up to 1: here they do so over what is weighted, and not over what is summed",
+            )
+            return
 
 
-def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    while sizes[-1:] == (1,):
-        sizes = sizes[:-1]
-    return sizes
+def _is_of_products(softmax: RecordedOp) -> bool:
+    """Whether the scores are products of two things that were computed: of queries and keys."""
+    scores = walk([softmax], lambda op: [maker for _, maker in op.sources[:1]] if op is softmax or op.name in _ELEMENTWISE else ())
+    product = next((op for op in scores if op.name in _PRODUCTS), None)
+    return product is not None and all(use.requires_grad and not use.is_leaf and not _is_of_leaf(use, product) for use in product.reads)
 
 
-def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) -> RecordedOp | None:
-    """The op that made the number that an op reads, of a tensor with dimensions of these sizes first."""
-    numbers = [maker for use, maker in meeting.sources if not use.shape]
-    for maker in walk(numbers, lambda op: [parent for use, parent in op.sources if not use.shape and not op.reads[0].shape]):
-        read = maker.reads[0] if maker.reads else None
-        names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
-        if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
-            elements = _per_element(maker)
-            return maker if elements[: len(sizes)] == sizes and (is_loss or len(elements) > len(sizes)) else None
-    return None
+def _is_of_leaf(use: Use, product: RecordedOp) -> bool:
+    """Whether a factor is a parameter, turned."""
+    return any(maker.name in {"t", "transpose"} and maker.reads[0].is_leaf for made, maker in product.sources if made is use)
 
 
-def _per_element(reduction: RecordedOp) -> tuple[int, ...]:
-    """The shape of what it makes one number of: of a loss of classes, without these."""
-    whole = reduction.reads[0].shape
-    return (*whole[:1], *whole[2:]) if reduction.name.startswith("nll_loss") else whole
+def _products_of(facts: TrainingFacts, softmax: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
+    """(the product, whether they are its first or second factor) that the weights go into, as they are."""
+    sizes = softmax.makes[0].shape[-2:]
+    later = walk([softmax], lambda op: facts.consumers.get(op.index, ()) if op is softmax or op.name in _ELEMENTWISE else ())
+    for op in later:
+        for use, maker in op.sources if op.name in _PRODUCTS else ():
+            if (maker is softmax or maker.name in _ELEMENTWISE) and use.shape[-2:] == sizes:
+                yield op, 0 if use is op.reads[0] else 1
 
 
-def _goes_into_a_loss(facts: TrainingFacts, product: RecordedOp) -> bool:
-    """Whether its elements are added up, and nothing else is done with them."""
-    later = walk(facts.consumers.get(product.index, ()), lambda op: () if _is_number(op) else facts.consumers.get(op.index, ()))
-    terms = list(later)
-    return any(map(_is_number, terms)) and all(op.name in _LINEAR for op in terms)
-
-
-def _is_number(op: RecordedOp) -> bool:
-    return bool(op.makes) and not op.makes[0].shape
-
-
-def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str, tuple[Edit, ...]]:
-    """What to write so that the elements keep the shape of the weights, and the edit; none where a dimension would be left over."""
-    names, where, elements = _LOSSES.get(reduction.name, ()), reduction.where, _per_element(reduction)
-    fits = elements[: len(wanted)] == wanted
-    if names:
-        here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
-        made = here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) in names]
-        return 'use `reduction="none"`', _with_option(made, "reduction", "none") if elements == wanted else ()
-    dims = [-1 - place for place in reversed(range(len(elements) - len(_without_ones(wanted))))]
-    written = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
-    if not dims:
-        return f"leave out this `{reduction.name}`", _left_out(where, written) if fits else ()
-    value = dims[0] if len(dims) == 1 else tuple(dims)
-    fix = f"`{reduction.name}` over the last {'dimension' if len(dims) == 1 else f'{len(dims)} dimensions'} alone: `dim={value}`"
-    return fix, _with_option([(where, call) for call in written], "dim", value) if fits else ()
-
-
-def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:
-    """What a reduction is called on, or with, in its place."""
-    if len(written) != 1:
+def _along(where: Location | None, dim: int) -> tuple[Edit, ...]:
+    """The call of a softmax with another dimension: in the line, or where the module is made."""
+    here = [
+        (where, call)
+        for call in nodes(ast.Call, statement_at(where))
+        if called(call) == "softmax" and not dotted(call.func).startswith("self.")
+    ]
+    made = here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) == "Softmax"]
+    if len(made) != 1:
         return ()
-    call = written[0]
-    if call.args:
-        return exchanging(where, call, call.args[0])
-    return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
-
-
-def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
-    """The edit of the only call."""
-    return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
+    place, call = made[0]
+    numbers = [argument for argument in call.args if isinstance(argument, (ast.Constant, ast.UnaryOp))]
+    plain = ast.Call(call.func, [argument for argument in call.args if argument not in numbers], call.keywords)
+    return exchanging(place, call, with_option(plain, "dim", dim))
 
 
 def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:

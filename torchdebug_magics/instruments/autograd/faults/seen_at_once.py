@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.autograd.faults.seen_samples import SampleWatch
+from torchdebug_magics.instruments.autograd.faults.seen_samples import SampleWatch, WorkersItems
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
@@ -81,7 +81,9 @@ class LoaderWatch:
         self._line_here = line_here
         self._steps_count = steps_count
         self.empty: AutogradFinding | None = None
-        self.samples = SampleWatch()
+        self.repeated: AutogradFinding | None = None
+        """The loader whose workers all give the same samples."""
+        self.samples, self._items = SampleWatch(), WorkersItems()
         self.batches_count = 0
         self._line: Line | None = None
         """Of the loop over that."""
@@ -98,7 +100,11 @@ class LoaderWatch:
         except StopIteration:
             if self.empty is None and iterator._num_yielded == 0 and iterator._dataset_kind == _DatasetKind.Map:
                 self._guard.run("the look at an empty loader", self._meet, iterator)
+            if _is_copied(iterator):
+                self.repeated = self.repeated or self._guard.run("the look at samples", self._items.finding, iterator, self._line_here())
             raise
+        if _is_copied(iterator):
+            self._guard.run("the look at samples", self._items.meet, iterator, batch)
         self.batches_count += 1
         if self.empty is not None and self._line is self._line_here():
             self.empty = None  # another loader there has batches: that one has none may be meant
@@ -141,6 +147,11 @@ class LoaderWatch:
         size = getattr(sampler, "batch_size", None) or 0  # of a sampler of the user's, which makes the batches, nothing is known
         is_too_few = bool(getattr(sampler, "drop_last", False)) and 0 < count < size
         self.empty = _empty(self._line, count, size, is_too_few=is_too_few)
+
+
+def _is_copied(iterator: _BaseDataLoaderIter) -> bool:
+    """Whether each of several workers has a copy of a data set that is read from its beginning to its end."""
+    return iterator._dataset_kind == _DatasetKind.Iterable and iterator._num_workers > 1
 
 
 def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) -> AutogradFinding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
@@ -16,11 +17,12 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.instruments.autograd.source_readings import finding, with_option
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.source.edited_source import made_as
+from torchdebug_magics.probing.source.edited_source import calls, exchanging, made_as
 from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import called
 from torchdebug_magics.probing.tensors import tensors_in
 
 FOR_EVALUATION = re.compile(r"(?:^|[\W_])(?:test|val|valid|validate|validation|eval|dev)(?:$|[\W_\d])")
@@ -31,6 +33,8 @@ _FEWEST_SHARED, _SHARE = 10, 0.2
 _FEWEST_BATCHES = 3
 _MOSTLY_DISTINCT = 0.9
 _DRAWN_FROM = 97
+_FEWEST_ITEMS = 4
+"""Different samples, of which fewer may each come as often by chance."""
 
 
 @dataclass
@@ -112,6 +116,52 @@ class SampleWatch:
             is_for_evaluation = FOR_EVALUATION.search(name) is not None and "train" not in name and not seen.is_trained_on
             if is_for_evaluation and len(seen.known) >= _MOSTLY_DISTINCT * seen.count:
                 yield from _shared(name, seen, trained)
+
+
+class WorkersItems:
+    """Counts the samples that the workers of a loader give of a data set without indices, of which each worker has a copy."""
+
+    def __init__(self) -> None:
+        self._counts: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()
+        """How often each sample came, by the iterator."""
+
+    def meet(self, iterator: Any, batch: Any) -> None:
+        """A batch has come."""
+        counts = self._counts.setdefault(iterator, Counter())
+        tensors = [each for each in tensors_in(batch) if each.dim() and each.device.type == "cpu" and each.layout is torch.strided]
+        if not tensors or len({len(each) for each in tensors}) != 1 or len(counts) >= _MOST_SAMPLES:
+            return
+        with modes_aside(), torch.no_grad():
+            columns = [each.detach().flatten(1)[:, :_MOST_NUMBERS] if each.dim() > 1 else each.detach().unsqueeze(1) for each in tensors]
+            parts = [column.contiguous().view(torch.uint8).numpy() for column in columns if column.numel()]
+        counts.update(hash(tuple(part.tobytes() for part in row)) for row in zip(*parts, strict=True))
+
+    def finding(self, iterator: Any, line: Line | None) -> AutogradFinding | None:
+        """The loader has come to its end."""
+        counts, workers = self._counts.pop(iterator, Counter()), iterator._num_workers
+        if line is None or not _FEWEST_ITEMS <= len(counts) < _MOST_SAMPLES or any(count % workers for count in counts.values()):
+            return None
+        data = type(iterator._dataset).__name__
+        variables = {name for name, value in user_names(sys._getframe()) if value is iterator._dataset}
+        made = [(at, call) for at, call in calls(line.file) if called(call) == "DataLoader" and _is_given(call, data, variables)]
+        at, call = made[0] if len(made) == 1 else (None, None)
+        return finding(
+            "repeated_samples",
+            f"each sample of `{data}` comes {workers} times an epoch: each of {workers} workers reads all of it",
+            at or line.location,
+            "share the samples among the workers in `__iter__`, by `torch.utils.data.get_worker_info()`, or read them with `num_workers=0`",
+            fix="read it with `num_workers=0`, or share its samples in `__iter__` by `torch.utils.data.get_worker_info()`",
+            edits=() if call is None else exchanging(at, call, with_option(call, "num_workers", 0)),
+            tensor=data,
+            explanation="a data set without indices is copied into each worker, and nobody divides it",
+        )
+
+
+def _is_given(call: ast.Call, data: str, variables: set[str]) -> bool:
+    """Whether a loader is made with that data set, and with workers."""
+    first = next(iter([*call.args, *(option.value for option in call.keywords if option.arg == "dataset")]), None)
+    is_it = called(first) == data or (isinstance(first, ast.Name) and first.id in variables)
+    return is_it and any(option.arg == "num_workers" for option in call.keywords)
 
 
 def _numbers(inputs: list[torch.Tensor]) -> list[float]:

@@ -22,7 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
-from torchdebug_magics.probing.source.call_sites import attribute_assignment, function_node, part_made
+from torchdebug_magics.probing.source.call_sites import constructor_call, function_node, part_made
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
 from torchdebug_magics.probing.source.syntax import called, exchanged, expression, names_in, parsed, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
@@ -223,29 +223,25 @@ def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module
     """
     lines, paths = code.splitlines(), list(repair.modules)
     edits = [_of_input(line, modules, caller) for line in lines[: len(lines) - len(paths)]] if repair.inputs else []
-    for line, path in zip(lines[len(edits) :], paths, strict=False):
+    for line, path in zip(lines[len(edits) :], paths if "" in modules else (), strict=False):
         tree, made = parsed(line), _call_of(path, modules, caller)
         match tree.body if tree is not None else []:
             case [ast.Assign(value=ast.Call() as new)] if made is not None and called(made[1]) == called(new):
-                edits.append(exchanging(*made, with_variables(made[1], changed_call(made[1], new, modules[path]))))
+                part = modules[path] if path in modules else modules[""].get_submodule(path)  # which the forward has not reached
+                edits.append(exchanging(*made, with_variables(made[1], changed_call(made[1], new, part))))
     is_whole = all(edits) and len(edits) == len(lines) and not (repair.ops or repair.calls)
     return tuple(itertools.chain(*edits)) if is_whole else ()
 
 
 def _call_of(path: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Location, ast.Call] | None:
-    """(the statement, the call in it) that makes a module; several classes may have an attribute of that name."""
-    names = path.split(".")
-    for at in reversed(range(len(names))):
-        constructor: Any = getattr(type(modules.get(".".join(names[:at]))), "__init__", None)
-        statement = attribute_assignment(constructor, names[at])
-        part = None if statement is None else part_made(statement.value, names[at + 1 :])
-        if statement is not None and isinstance(part, ast.Call):
-            return location(constructor.__code__.co_filename, statement.lineno, "__init__"), part
+    """(the statement, the call in it) that makes a module."""
+    if (known := constructor_call(path, modules.get)) is not None:
+        return known
     call = caller.site.expression if caller is not None else None
-    if caller is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or path not in modules:
+    if caller is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return None
     where, whole = next(iter(made_as(caller.site.code.co_filename, call.func.id)), (None, None))
-    part = None if whole is None else part_made(whole, names)
+    part = None if whole is None else part_made(whole, path.split("."))
     return (where, part) if where is not None and isinstance(part, ast.Call) else None
 
 
@@ -267,7 +263,7 @@ def _of_input(code: str, modules: Mapping[str, torch.nn.Module], caller: Caller 
     forward: Any = getattr(type(modules.get("")), "forward", None)
     function = function_node(forward.__code__) if hasattr(forward, "__code__") and is_user_code(forward.__code__) else None
     tree = None if function is None else tree_of(forward.__code__.co_filename)
-    if function is None or tree is None:
+    if not isinstance(function, ast.FunctionDef) or tree is None:
         return ()
     first = function.body[ast.get_docstring(function) is not None :][0]
     return (Source(location(forward.__code__.co_filename, first.lineno, "forward"), tree).before(first, code),)

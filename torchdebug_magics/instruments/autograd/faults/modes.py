@@ -1,0 +1,202 @@
+"""What runs in the wrong mode, or on numbers of another scale: a training in evaluation mode, an evaluation in training mode."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import islice
+
+from torchdebug_magics.format import listed, number
+from torchdebug_magics.instruments.autograd.faults.frozen_parts import call_line
+from torchdebug_magics.instruments.autograd.faults.seen_samples import FOR_EVALUATION
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.graph_recorder import Numbers, RootCall
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, Tape, walk
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.syntax import blocks, called, enclosing, expression, nodes, tree_of
+from torchdebug_magics.report import Edit, Location
+
+_DROPS = frozenset({"native_dropout", "bernoulli_"})
+_DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+_FEWEST_INPUTS = 3
+"""Of a model that is called in a loop, and has hardly more than two in one call."""
+_SCALE = 20.0
+"""Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
+_CENTERED, _SPREAD, _FAR = 0.5, 2.0, 10.0
+"""How near to 0 the mean of standardized data is, by what factor their deviation may differ from 1, and how far others are from it."""
+
+
+def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A model that is trained, or a cell that only evaluates, called without gradients and with BatchNorm or Dropout in training mode."""
+    trains_nothing, has_batches = not facts.course.events, facts.watched.loaders.batches_count > 1
+    calls = facts.watched.recorder.root_calls
+    for (root, with_gradients, training), seen in calls.items():
+        model = seen.root() if training and seen.modes else None
+        if model is None:
+            continue
+        is_loop = has_batches or len(facts.inputs_of(model)) >= _FEWEST_INPUTS
+        is_only = trains_nothing and is_loop and not any((root, each, False) in calls for each in (True, False))
+        is_suspect = is_only and facts.is_predicted_with(root) if with_gradients else is_only or seen.parameters & facts.updated
+        if is_suspect and (with_gradients or not _feeds_a_loss(facts.tape, seen.op)):
+            where = call_line(seen.op)
+            value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
+            name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
+            yield finding(
+                "eval_in_train_mode",
+                f"`{name}` is evaluated in training mode",
+                where,
+                f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
+                explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
+                is_hint=True,
+            )
+
+
+def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Dropout that evaluation mode does not switch off, as that of a function which is not told of the mode."""
+    for op in facts.tape.ops:
+        if op.name not in _DROPS or op.training or not op.root or op.in_backward or op.line is None:
+            continue
+        scopes = [node for node in enclosing(tree_of(op.line.file), op.line.line) if isinstance(node, ast.FunctionDef)]
+        is_method = bool(scopes) and [argument.arg for argument in scopes[-1].args.args[:1]] == ["self"]
+        for call in nodes(ast.Call, statement_at(op.where)):
+            if is_method and (switched := _switched(call)) is not None:
+                yield finding(
+                    "eval_in_train_mode",
+                    f"`{called(call) or called(call.func)}` drops values in evaluation mode, too",
+                    op.where,
+                    edits=exchanging(op.where, call, switched),
+                    fix=f"`{ast.unparse(switched)}`",
+                    op=op,
+                    explanation="`eval()` switches the modules of a model, and no function that is called without `self.training`",
+                )
+                return
+
+
+def _switched(call: ast.Call) -> ast.Call | None:
+    """A call of dropout that asks `self.training`; None for one that does so, or that is given the mode."""
+    name, options = called(call), {option.arg: option.value for option in call.keywords}
+    of_mode = ast.Attribute(ast.Name("self", ast.Load()), "training", ast.Load())
+    if name in _DROPOUTS and len(call.args) <= 2 and "training" not in options:  # noqa: PLR2004 - the input and the probability
+        return ast.Call(call.func, call.args, [*call.keywords, ast.keyword("training", of_mode)])
+    share = options.get("dropout_p")
+    if share is not None and not isinstance(share, ast.IfExp) and "training" not in ast.unparse(share):
+        given = ast.IfExp(of_mode, share, ast.Constant(0.0))
+        others = [option if option.arg != "dropout_p" else ast.keyword("dropout_p", given) for option in call.keywords]
+        return ast.Call(call.func, call.args, others)
+    if isinstance(call.func, ast.Call) and called(call.func) in {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"}:  # made in the forward
+        shares = [*call.func.args, *(option.value for option in call.func.keywords if option.arg == "p")] or [ast.Constant(0.5)]
+        return ast.Call(expression("nn.functional.dropout"), [*call.args, shares[0]], [ast.keyword("training", of_mode)])
+    return None
+
+
+def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A model whose last backward pass before an update came from a forward in evaluation mode."""
+    ops = {op.index: op for op in facts.tape.ops}
+    calls = [(root, seen) for (root, _, training), seen in facts.watched.recorder.root_calls.items() if not training and seen.modes]
+    for place, step in enumerate(facts.course.events):
+        if not isinstance(step, OptimizerStep) or not step.nonzero:
+            continue
+        passed = [event for event in facts.course.events[:place] if isinstance(event, Backward) and event.leaves & step.parameters]
+        for root, seen in calls if passed else ():
+            of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
+            if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):
+                yield _updated_in_evaluation(seen.name, step, passed[-1]) or finding(
+                    "train_in_eval_mode",
+                    f"`{seen.name}` is trained in evaluation mode",
+                    call_line(of_root[0]),
+                    f"call `{seen.name}.train()` before the loop",
+                    explanation="Dropout is off and BatchNorm uses its running statistics: " + listed(seen.modes),
+                    is_hint=True,
+                )
+                return
+
+
+def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) -> AutogradFinding | None:
+    """An update in a loop that goes through data of which the user's name for it says that they are for evaluation."""
+    loop = loop_around(step.where)
+    data = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
+    if not FOR_EVALUATION.search(data):
+        return None
+    known = [(event.where, statement) for event in (backward, step) if (statement := statement_at(event.where)) is not None]
+    sources = [(Source(where, tree), statement) for where, statement in known if where is not None and (tree := tree_of(where.file))]
+    removed = [source.replacing(statement, "") for source, statement in sources if source.is_alone(statement)]
+    around = [block for source, _ in sources[:1] for node in ast.walk(source.tree) for block in blocks(node)]
+    is_whole = any(len(block) <= len(removed) for block in around for _, statement in sources if statement in block)
+    codes = dict.fromkeys([code_at(backward.where, "backward"), code_at(step.where, "step")])
+    return finding(
+        "train_in_eval_mode",
+        f"`{model}` is updated in the loop over `{data}`",
+        step.where,
+        fix="remove " + " and ".join(f"`{code}`" for code in codes),
+        edits=tuple(removed) if len(removed) == len(sources) and not is_whole else (),
+        explanation="`eval()` switches Dropout and BatchNorm, and keeps no optimizer from changing the weights",
+        is_hint=True,
+    )
+
+
+def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A model that is trained on scaled numbers, and called without gradients on bytes, or the reverse."""
+    calls = facts.watched.recorder.root_calls
+    trained = {root: seen for (root, with_gradients, _), seen in calls.items() if with_gradients and seen.parameters & facts.updated}
+    for (root, with_gradients, _), seen in calls.items():
+        usual = trained.get(root) if not with_gradients else None
+        if usual is None or seen.numbers is None or usual.numbers is None:
+            continue
+        if seen.numbers.are_bytes == usual.numbers.are_bytes:
+            if _is_of_another_scale(seen.numbers, usual.numbers):
+                yield _unprepared(seen, usual)
+                return
+            continue
+        words = ("evaluated", "trained") if seen.numbers.are_bytes else ("trained", "evaluated")
+        scaled, largest = sorted((seen.numbers.largest, usual.numbers.largest))
+        if 0 < _SCALE * scaled < largest:
+            yield finding(
+                "evaluated_on_bytes",
+                f"`{seen.name}` is {words[0]} on numbers up to {number(largest)}, and {words[1]} on numbers up to {number(scaled)}",
+                call_line(seen.op),
+                "prepare the data for both in the same way: one of them is scaled, as `ToTensor` or `/ 255` does, and one is not",
+                edits=_scaled_at(call_line(seen.op), seen.name) if seen.numbers.are_bytes and usual.numbers.largest <= 1 else (),
+                saved_at=call_line(usual.op),
+                explanation="whole numbers up to 255 are pictures as they are stored",
+            )
+            return
+
+
+def _is_of_another_scale(seen: Numbers, usual: Numbers) -> bool:
+    """Whether one of the two inputs is centered on 0 with a deviation of 1, as standardized data are, and the other far from that."""
+    standard, other = sorted((seen, usual), key=lambda numbers: abs(numbers.mean))
+    is_standard = abs(standard.mean) < _CENTERED and 1 / _SPREAD < standard.deviation < _SPREAD
+    return is_standard and abs(other.mean) > _FAR * max(standard.deviation, other.deviation / _SPREAD, 1.0)
+
+
+def _unprepared(seen: RootCall, usual: RootCall) -> AutogradFinding:
+    assert seen.numbers is not None
+    assert usual.numbers is not None
+    words = [f"{number(numbers.mean)} ± {number(numbers.deviation)}" for numbers in (usual.numbers, seen.numbers)]
+    return finding(
+        "evaluated_on_bytes",
+        f"`{seen.name}` is trained on numbers of {words[0]}, and evaluated on numbers of {words[1]}",
+        call_line(seen.op),
+        "prepare the data for both in the same way: one of them is standardized, and one is not",
+        saved_at=call_line(usual.op),
+        explanation="mean and standard deviation of the first batch of each",
+        is_hint=True,
+    )
+
+
+def _scaled_at(where: Location | None, model: str) -> tuple[Edit, ...]:
+    """The call of a model on bytes, on numbers from 0 to 1."""
+    called_here = [call for call in nodes(ast.Call, statement_at(where)) if ast.unparse(call.func) == model and len(call.args) == 1]
+    if len(called_here) != 1:
+        return ()
+    scaled = ast.BinOp(called_here[0].args[0], ast.Div(), ast.Constant(255))
+    return exchanging(where, called_here[0], ast.Call(called_here[0].func, [scaled], called_here[0].keywords))
+
+
+def _feeds_a_loss(tape: Tape, first: RecordedOp) -> bool:
+    """Whether an op with a graph uses the result, as with the samples of a GAN's generator."""
+    consumers = tape.consumers()
+    later = islice(walk([first], lambda op: consumers.get(op.index, ())), 1, None)
+    return any(op.grad_enabled and any(use.requires_grad for use in op.reads) for op in later)

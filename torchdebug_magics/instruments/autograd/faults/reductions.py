@@ -1,0 +1,233 @@
+"""Losses that are reduced to one number too early, or in two ways that do not go together."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Iterator
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.syntax import called, last_name, nodes
+from torchdebug_magics.report import Edit, Location
+
+_REDUCTIONS = frozenset({"sum", "mean"})
+_LINEAR = frozenset(
+    {"add", "add_", "sub", "rsub", "neg", "mul", "div", "sum", "mean", "view", "select", "slice", "squeeze", "unsqueeze", "alias"}
+)
+"""What is done to the terms of a loss."""
+_LOSSES = {
+    "nll_loss_forward": ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss"),
+    "nll_loss2d_forward": ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss"),
+    "binary_cross_entropy": ("binary_cross_entropy", "BCELoss"),
+    "mse_loss": ("mse_loss", "MSELoss"),
+    "smooth_l1_loss": ("smooth_l1_loss", "SmoothL1Loss"),
+    "huber_loss": ("huber_loss", "HuberLoss"),
+    "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"),
+}
+"""The functions and modules that run the op, which take ``reduction``."""
+_OF_MEAN = (None, 1)
+"""What stands for that among the arguments of the op: the default, which is left out."""
+_LEAST_WEIGHT = 0.1
+"""Of a sum beside a mean: a smaller factor is chosen to bring both to one scale."""
+
+
+def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements."""
+    for op in facts.tape.ops:
+        if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
+            continue
+        number, each = sorted(op.reads, key=lambda use: len(use.shape))
+        sizes = _without_ones(each.shape)
+        if number.shape or each.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
+            continue
+        is_loss = op.name == "mul"
+        reduction = _reduction(op, sizes, is_loss=is_loss)
+        if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
+            continue
+        if reduction.name == "sum" and _per_element(reduction) == sizes:
+            continue  # the product of two sums, as of log-probabilities and returns
+        fix, edits = _later_reduced(reduction, each.shape)
+        what = _LOSSES.get(reduction.name, (reduction.name,))[0]
+        then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
+        reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
+        yield finding(
+            "early_reduction",
+            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before {then}",
+            reduction.where,
+            fix,
+            edits=edits,
+            op=what,
+            saved_at=op.where if op.where != reduction.where else None,
+            module=reduction.module,
+            explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
+            is_hint=reduction.name in _REDUCTIONS,
+        )
+        return
+
+
+def weighted_by_itself(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The mean loss of a batch, multiplied by what is computed of it, as a focal loss weights each sample by its own loss."""
+    for op in facts.tape.ops:
+        if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or any(use.shape or not use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
+            continue
+        for (_, loss), (_, factor) in itertools.permutations(op.sources):
+            if loss.name not in _LOSSES or loss.number not in _OF_MEAN or not loss.reads[0].shape:
+                continue
+            way = list(walk([factor], lambda op, loss=loss: () if op is loss else op.parents))  # type: ignore[misc]
+            if loss not in way or not any(each.name == "exp" for each in way):
+                continue
+            elements = _per_element(loss)
+            fix, edits = _later_reduced(loss, elements)
+            is_averaged = any(later.name in _REDUCTIONS for later in facts.consumers.get(op.index, ()))
+            value = getattr(statement_at(op.where), "value", None)
+            if not is_averaged and isinstance(value, ast.expr):
+                fix += ", and take the mean of the product"
+                mean = ast.Call(ast.Attribute(value, "mean", ast.Load()), [], [])
+                edits = (*edits, *exchanging(op.where, value, mean)) if edits and op.where != loss.where else ()
+            what = _LOSSES[loss.name][0]
+            yield finding(
+                "early_reduction",
+                f"`{what}` makes one number of {math.prod(elements)} samples before it is weighted by itself",
+                loss.where,
+                fix,
+                edits=edits,
+                op=what,
+                saved_at=op.where if op.where != loss.where else None,
+                module=loss.module,
+                explanation="each sample is to be weighted by its own loss: here all get the weight of their mean",
+            )
+            return
+
+
+def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A loss of two terms of which one is the mean over a batch, and the other one the sum."""
+    for seen in facts.course.backwards:
+        root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
+        terms = list(_weighted_terms(root)) if root is not None else []
+        means = [op for op, _ in terms if op.name == "mean" or (op.name in _LOSSES and op.number in _OF_MEAN)]
+        sums = [op for op, factor in terms if op.name == "sum" and abs(factor) >= _LEAST_WEIGHT and _is_of_data(op)]
+        for mean, total in itertools.product(means, sums):
+            whole, added = mean.reads[0].shape, total.reads[0].shape
+            if not whole or not added or whole[0] != added[0] or whole[0] == 1 or total.makes[0].shape:
+                continue
+            what = _LOSSES.get(mean.name, (mean.name,))[0]
+            made = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
+            is_plain = mean.name == "mean" and len(made) == 1 and len(made[0][1].args) + len(made[0][1].keywords) <= 1
+            summed = exchanging(mean.where, made[0][1], _as_sum(made[0][1])) if is_plain else ()
+            yield finding(
+                "unlike_reductions",
+                f"`{what}` is the mean over {shape(whole)}, and added to a sum over {shape(added)}",
+                mean.where,
+                "reduce both in the same way: `sum` here, or a mean there",
+                edits=_with_option(_calls_of(mean), "reduction", "sum") if mean.name in _LOSSES else summed,
+                op=what,
+                saved_at=total.where if total.where != mean.where else None,
+                module=mean.module,
+                explanation=f"beside the sum, the mean hardly counts: each of its elements has 1/{math.prod(whole):,} of the weight",
+                is_hint=True,
+            )
+            return
+
+
+def _as_sum(call: ast.Call) -> ast.Call:
+    assert isinstance(call.func, ast.Attribute)  # its name is the last of a dotted one
+    return ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
+
+
+def _weighted_terms(root: RecordedOp) -> Iterator[tuple[RecordedOp, float]]:
+    """The ops that reduce to the numbers that are added up to a loss, each with its factor; NaN where that is not known."""
+    todo = [(root, 1.0)]
+    while todo:
+        op, factor = todo.pop()
+        parts = [maker for use, maker in op.sources if use.requires_grad]
+        is_number = bool(op.makes) and not op.makes[0].shape
+        if is_number and op.name in {"add", "sub", "neg", "rsub"}:
+            todo += [(part, factor) for part in parts]
+        elif is_number and op.name in {"mul", "div"} and len(parts) == 1 and not op.reads[0].shape:
+            number = math.nan if op.number is None or not op.number else op.number
+            todo.append((parts[0], factor * number if op.name == "mul" else factor / number))
+        else:
+            yield op, factor
+
+
+def _is_of_data(op: RecordedOp) -> bool:
+    """Whether it was computed of more than parameters, as a penalty of the weights is not."""
+    return any(each.unknown for each in walk([op], lambda op: op.parents))
+
+
+def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    while sizes[-1:] == (1,):
+        sizes = sizes[:-1]
+    return sizes
+
+
+def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) -> RecordedOp | None:
+    """The op that made the number that an op reads, of a tensor with dimensions of these sizes first."""
+    numbers = [maker for use, maker in meeting.sources if not use.shape]
+    for maker in walk(numbers, lambda op: [parent for use, parent in op.sources if not use.shape and not op.reads[0].shape]):
+        read = maker.reads[0] if maker.reads else None
+        names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
+        if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
+            elements = _per_element(maker)
+            return maker if elements[: len(sizes)] == sizes and (is_loss or len(elements) > len(sizes)) else None
+    return None
+
+
+def _per_element(reduction: RecordedOp) -> tuple[int, ...]:
+    """The shape of what it makes one number of: of a loss of classes, without these."""
+    whole = reduction.reads[0].shape
+    return (*whole[:1], *whole[2:]) if reduction.name.startswith("nll_loss") else whole
+
+
+def _goes_into_a_loss(facts: TrainingFacts, product: RecordedOp) -> bool:
+    """Whether its elements are added up, and nothing else is done with them."""
+    later = walk(facts.consumers.get(product.index, ()), lambda op: () if _is_number(op) else facts.consumers.get(op.index, ()))
+    terms = list(later)
+    return any(map(_is_number, terms)) and all(op.name in _LINEAR for op in terms)
+
+
+def _is_number(op: RecordedOp) -> bool:
+    return bool(op.makes) and not op.makes[0].shape
+
+
+def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str, tuple[Edit, ...]]:
+    """What to write so that the elements keep the shape of the weights, and the edit; none where a dimension would be left over."""
+    where, elements = reduction.where, _per_element(reduction)
+    fits = elements[: len(wanted)] == wanted
+    if reduction.name in _LOSSES:
+        return 'use `reduction="none"`', _with_option(_calls_of(reduction), "reduction", "none") if elements == wanted else ()
+    dims = [-1 - place for place in reversed(range(len(elements) - len(_without_ones(wanted))))]
+    written = [call for call in nodes(ast.Call, statement_at(where)) if last_name(call.func) == reduction.name and not call.keywords]
+    if not dims:
+        return f"leave out this `{reduction.name}`", _left_out(where, written) if fits else ()
+    value = dims[0] if len(dims) == 1 else tuple(dims)
+    fix = f"`{reduction.name}` over the last {'dimension' if len(dims) == 1 else f'{len(dims)} dimensions'} alone: `dim={value}`"
+    return fix, _with_option([(where, call) for call in written], "dim", value) if fits else ()
+
+
+def _calls_of(loss: RecordedOp) -> list[tuple[Location | None, ast.Call]]:
+    """Where a loss is called, or its module made, which takes ``reduction``."""
+    where, names = loss.where, _LOSSES[loss.name]
+    here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
+    return here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) in names]
+
+
+def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:
+    """What a reduction is called on, or with, in its place."""
+    if len(written) != 1:
+        return ()
+    call = written[0]
+    if call.args:
+        return exchanging(where, call, call.args[0])
+    return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
+
+
+def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
+    """The edit of the only call."""
+    return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
