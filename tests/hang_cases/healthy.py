@@ -30,17 +30,6 @@ while time.monotonic() - begin < 5:
         **FINE,
     ),
     planted(
-        name="prints",
-        cell="""
-import time
-
-for epoch in range(12):
-    print(f"epoch {epoch}: loss {1 / (epoch + 1):.3f}")
-    time.sleep(0.45)
-""",
-        **FINE,
-    ),
-    planted(
         name="deadlock_of_two_threads_that_nobody_joins",
         setup=WARM,
         cell="""
@@ -69,33 +58,6 @@ for step in range(50):
         **FINE,
     ),
     planted(
-        name="prefetch_with_a_producer_thread",
-        setup=WARM,
-        cell="""
-import queue
-import threading
-import time
-
-import torch
-
-batches = queue.Queue(maxsize=2)
-
-
-def prefetch():
-    for _ in range(12):
-        time.sleep(0.3)
-        batches.put(torch.randn(16, 4))
-    batches.put(None)
-
-
-threading.Thread(target=prefetch, name="prefetch", daemon=True).start()
-model = torch.nn.Linear(4, 1)
-while (batch := batches.get()) is not None:
-    model(batch).sum().backward()
-""",
-        **FINE,
-    ),
-    planted(
         name="stop_pressed_on_a_training",
         setup=WARM,
         cell="""
@@ -115,28 +77,6 @@ while True:
         interrupt_s=4.0,
         state=("interrupted",),
         raises=STOPPED,
-    ),
-    planted(
-        name="signals_of_the_user",
-        cell="""
-import os
-import signal
-import time
-
-saved = []
-before_1 = signal.signal(signal.SIGUSR1, lambda number, frame: saved.append("usr1"))
-before_alarm = signal.signal(signal.SIGALRM, lambda number, frame: saved.append("alarm"))
-signal.setitimer(signal.ITIMER_REAL, 0.4, 0.4)
-for step in range(16):
-    os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(0.25)
-signal.setitimer(signal.ITIMER_REAL, 0)
-signal.signal(signal.SIGUSR1, before_1)
-signal.signal(signal.SIGALRM, before_alarm)
-assert saved.count("usr1") == 16, saved
-assert saved.count("alarm") > 5, saved
-""",
-        **FINE,
     ),
     planted(
         name="coroutines_that_take_turns",

@@ -10,32 +10,6 @@ STOPPED = "KeyboardInterrupt"
 
 CASES = (
     planted(
-        name="lock_of_a_thread_that_raised",
-        cell="""
-import threading
-
-lock = threading.Lock()
-means = {}
-
-
-def evaluate(name, scores):
-    lock.acquire() #!
-    means[name] = sum(scores) / len(scores)
-    lock.release()
-
-
-worker = threading.Thread(target=evaluate, args=("empty", []), name="evaluator")
-worker.start()
-worker.join()
-with lock: #!
-    print(means)
-""",
-        cause=("lock_never_released",),
-        kind=("lock",),
-        says=("lock",),
-        raises=STOPPED,
-    ),
-    planted(
         name="finalizer_takes_a_lock_that_is_held",
         cell="""
 import threading
@@ -99,52 +73,6 @@ for thread in threads:
         root="thread saver|thread reporter",
         kind=("lock",),
         edges=(("main", "thread saver"), ("thread saver", "thread reporter"), ("thread reporter", "thread saver")),
-        raises=STOPPED,
-    ),
-    planted(
-        name="semaphore_used_up",
-        cell="""
-import threading
-
-slots = threading.BoundedSemaphore(2)
-
-
-def infer(batch):
-    slots.acquire() #!
-    if batch % 2:
-        return None
-    result = batch * 10
-    slots.release()
-    return result
-
-
-print([infer(batch) for batch in range(8)])
-""",
-        cause=("lock_never_released", "self_deadlock"),
-        root="main",
-        kind=("lock", "event"),
-        raises=STOPPED,
-    ),
-    planted(
-        name="pool_of_two_that_waits_for_four",
-        cell="""
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-gate = threading.Barrier(4)
-
-
-def shard(index):
-    gate.wait() #!
-    return index
-
-
-with ThreadPoolExecutor(max_workers=2, thread_name_prefix="shard") as pool:
-    print(list(pool.map(shard, range(4))))
-""",
-        cause=("event_never_set", "lock_never_released", "deadlock"),
-        root="thread shard_0|thread shard_1",
-        kind=("event", "lock"),
         raises=STOPPED,
     ),
     planted(
