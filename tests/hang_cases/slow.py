@@ -74,23 +74,6 @@ while time.monotonic() - begin < 11:
         after_s=1.0,
     ),
     planted(
-        name="anomaly_mode_over_a_long_graph",
-        setup=WARM,
-        cell="""
-import functools
-
-import torch
-
-x = torch.ones(4, requires_grad=True)
-with torch.autograd.detect_anomaly(check_nan=True):
-    y = functools.reduce(lambda h, _: torch.sin(h * 1.01), range(15_000), x)
-    y.sum().backward()
-""",
-        ends="itself",
-        state=("slow", "finished"),
-        cause=("tracing", None),
-    ),
-    planted(
         name="expression_that_backtracks",
         cell="""
 import re
@@ -235,26 +218,5 @@ while i < 10: #!
         root="main",
         says=("ends only where `i < 10` is false",),
         raises=STOPPED,
-    ),
-    planted(
-        name="poll_of_a_flag_that_a_thread_sets",
-        cell="""
-import threading
-
-done = False
-
-
-def finish():
-    global done
-    done = True
-
-
-threading.Timer(6.0, finish).start()
-while not done:
-    pass
-""",
-        ends="itself",
-        state=("slow",),
-        cause=(None, "gil_held"),
     ),
 )

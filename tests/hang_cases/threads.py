@@ -10,36 +10,6 @@ STOPPED = "KeyboardInterrupt"
 
 CASES = (
     planted(
-        name="finalizer_takes_a_lock_that_is_held",
-        cell="""
-import threading
-
-registry_lock = threading.Lock()
-registry = {}
-
-
-class Buffer:
-    def __init__(self, key):
-        self.key = key
-        with registry_lock:
-            registry[key] = bytearray(16)
-
-    def __del__(self):
-        with registry_lock: #!
-            registry.pop(self.key, None)
-
-
-current = Buffer("a")
-with registry_lock:
-    size = sum(len(part) for part in registry.values())
-    current = None
-""",
-        cause=("self_deadlock",),
-        root="main",
-        kind=("lock",),
-        raises="KeyboardInterrupt|",  # an exception in a finalizer is only printed
-    ),
-    planted(
         name="two_threads_two_locks",
         cell="""
 import threading
@@ -73,40 +43,6 @@ for thread in threads:
         root="thread saver|thread reporter",
         kind=("lock",),
         edges=(("main", "thread saver"), ("thread saver", "thread reporter"), ("thread reporter", "thread saver")),
-        raises=STOPPED,
-    ),
-    planted(
-        name="import_that_joins_an_importer",
-        files=(
-            (
-                "plugin_registry.py",
-                """import threading
-
-FOUND = []
-
-
-def discover():
-    from plugin_registry import FOUND
-
-    FOUND.append("adam")
-
-
-finder = threading.Thread(target=discover, name="finder", daemon=True)
-finder.start()
-finder.join()
-""",
-            ),
-        ),
-        cell="""
-import sys
-
-sys.path.insert(0, "")
-import plugin_registry
-
-print(plugin_registry.FOUND)
-""",
-        cause=("deadlock",),
-        edges=(("main", "thread finder"), ("thread finder", "main")),
         raises=STOPPED,
     ),
     planted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hang_cases.marks import WARM, planted
+from tests.hang_cases.marks import planted
 from tests.hang_cases.ranks import SETUP as RANKS
 
 __all__ = ["CASES"]
@@ -36,36 +36,6 @@ with disk: #!
         kind=("sleep", "lock"),
     ),
     planted(
-        name="lock_of_a_thread_that_works",
-        setup=WARM,
-        cell="""
-import threading
-import time
-
-import torch
-
-model_lock = threading.RLock()
-taken = threading.Event()
-
-
-def quantize():
-    with model_lock:
-        taken.set()
-        x = torch.randn(200, 200)
-        end = time.monotonic() + 6
-        while time.monotonic() < end:
-            x = torch.tanh(x @ x)
-
-
-threading.Thread(target=quantize, name="quantizer").start()
-taken.wait()
-with model_lock:
-    print("evaluate")
-""",
-        ends="itself",
-        state=("slow", "finished"),
-    ),
-    planted(
         name="future_that_comes_late",
         cell="""
 import time
@@ -83,20 +53,6 @@ with ThreadPoolExecutor(2, thread_name_prefix="fetch") as pool:
         ends="itself",
         state=("slow",),
         edges=(("main", "thread fetch_1"),),
-    ),
-    planted(
-        name="prompt_in_the_main_thread",
-        cell="""
-print("delete the checkpoints?")
-answer = input("y/n ") #!
-""",
-        ends="interrupt",
-        interrupt_s=5.0,
-        state=("slow", "interrupted", "finished"),
-        cause=("input_waiting", None),
-        root="main",
-        kind=("input",),
-        raises=STOPPED,
     ),
     planted(
         name="asyncio_event_set_by_call_later",

@@ -1,7 +1,4 @@
-"""Healthy trainings of language models, and of transformers that return their own loss.
-
-All are made from configurations, with and without dropout.
-"""
+"""A healthy training of a transformer that returns its own loss."""
 
 from __future__ import annotations
 

@@ -38,10 +38,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-def scale_(h, s):
-    h.mul_(s)  #> location
-    return h
-
 def train_step(model, optimizer, x, y, criterion=F.mse_loss):
     optimizer.zero_grad()
     out = model(x)

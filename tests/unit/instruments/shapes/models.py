@@ -77,11 +77,6 @@ def lstm_in_eval():
 
 
 @case
-def gru():
-    return nn.GRU(8, 16, 2), (torch.randn(3, 5, 8),), {}
-
-
-@case
 def packed():
     def forward(self, x, lengths):
         y, _ = self.lstm(rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
@@ -96,11 +91,6 @@ def packed():
 @case
 def attention():
     return nn.MultiheadAttention(16, 4, batch_first=True), (torch.randn(2, 5, 16),) * 3, {}
-
-
-@case
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), (torch.randn(2, 5, 16),), {}
 
 
 # --- whose parameters ---------------------------------------------------------------------------------------------------------------
