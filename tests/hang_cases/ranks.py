@@ -75,28 +75,6 @@ launch(work, 2, mp.get_context("fork").Queue())
         raises=STOPPED,
     ),
     planted(
-        name="a_branch_that_depends_on_the_data",
-        setup=SETUP,
-        cell="""
-def work(rank, world_size, port):
-    join_group(rank, world_size, port)
-    losses = torch.tensor([[1.0, 0.5, 0.4], [1.0, 0.5, 0.4], [1.0, 0.009, 0.4]])[rank]
-    for loss in losses:
-        if loss < 0.01:
-            continue
-        mean = loss.clone()
-        dist.all_reduce(mean) #!
-    dist.barrier() #!
-
-
-launch(work, 3)
-""",
-        cause=("collective_mismatch", "collective_missing"),
-        kind=("collective",),
-        says=("all_reduce", "barrier"),
-        raises=STOPPED,
-    ),
-    planted(
         name="both_ranks_receive_first",
         setup=SETUP,
         cell=f"""
@@ -168,61 +146,6 @@ def guarded(rank, world_size, port):
         cause=("unused_parameters",),
         says=("extra",),
         raises=STOPPED,
-    ),
-    planted(
-        name="rank_that_fails_before_it_joins",
-        setup=SETUP,
-        cell=f"""
-def work(rank, world_size, port):
-    if rank == 1:
-        open("config_of_rank_1.json") #!
-    join_group(rank, world_size, port) #!
-    dist.barrier()
-
-{START}""",
-        cause=("rank_died",),
-        says=("FileNotFoundError|config_of_rank_1",),
-        raises=STOPPED,
-    ),
-    planted(
-        name="rank_that_never_joins",
-        setup=SETUP,
-        cell="""
-import threading
-
-
-def work(rank, world_size, port):
-    if rank == 1:
-        threading.Event().wait() #!
-    join_group(rank, world_size, port) #!
-    dist.barrier()
-
-
-launch(work)
-""",
-        cause=("collective_missing", "event_never_set"),
-        says=("init_process_group",),
-        raises=STOPPED,
-    ),
-    planted(
-        name="rank_killed_while_the_others_wait",
-        setup=SETUP,
-        cell=f"""
-import signal
-
-
-def work(rank, world_size, port):
-    join_group(rank, world_size, port)
-    if rank == 1:
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-{START}""",
-        ends="itself",
-        state=("finished", "slow"),
-        cause=("rank_died",),
-        says=("kill|-9", "rank 1"),
     ),
     planted(
         name="rank_that_raises_under_spawned_context",

@@ -24,24 +24,6 @@ time.sleep(6) #!
         where="time.sleep(6)",
     ),
     planted(
-        name="loop_of_matrix_products",
-        setup=WARM,
-        cell="""
-import time
-
-import torch
-
-x = torch.randn(500, 500)
-end = time.monotonic() + 6
-count = 0
-while time.monotonic() < end:
-    x = torch.tanh(x @ x)
-    count += 1
-""",
-        ends="itself",
-        state=("finished",),
-    ),
-    planted(
         name="hidden_state_never_detached",
         source="https://discuss.pytorch.org/t/training-gets-slow-down-by-each-batch-slowly/",
         setup=WARM,
@@ -90,23 +72,6 @@ while time.monotonic() - begin < 11:
         state=("slow",),
         cause=("growing_graph",),
         after_s=1.0,
-    ),
-    planted(
-        name="anomaly_mode_over_a_long_graph",
-        setup=WARM,
-        cell="""
-import functools
-
-import torch
-
-x = torch.ones(4, requires_grad=True)
-with torch.autograd.detect_anomaly(check_nan=True):
-    y = functools.reduce(lambda h, _: torch.sin(h * 1.01), range(15_000), x)
-    y.sum().backward()
-""",
-        ends="itself",
-        state=("slow", "finished"),
-        cause=("tracing", None),
     ),
     planted(
         name="expression_that_backtracks",
@@ -212,22 +177,6 @@ fit(torch.nn.Linear(4, 1), torch.randn(8, 4), 0.01)
         raises=STOPPED,
     ),
     planted(
-        name="poll_for_a_file",
-        cell="""
-import pathlib
-import time
-
-done = pathlib.Path("epoch_5.done")
-while not done.exists(): #!
-    time.sleep(0.2) #!
-""",
-        ends="interrupt",
-        interrupt_s=6.0,
-        state=("slow", "interrupted", "finished"),
-        cause=(None,),
-        raises=STOPPED,
-    ),
-    planted(
         name="item_that_a_user_has_not_seen",
         cell="""
 import random
@@ -269,69 +218,5 @@ while i < 10: #!
         root="main",
         says=("ends only where `i < 10` is false",),
         raises=STOPPED,
-    ),
-    planted(
-        name="poll_of_a_flag_that_a_thread_sets",
-        cell="""
-import threading
-
-done = False
-
-
-def finish():
-    global done
-    done = True
-
-
-threading.Timer(6.0, finish).start()
-while not done:
-    pass
-""",
-        ends="itself",
-        state=("slow",),
-        cause=(None, "gil_held"),
-    ),
-    planted(
-        name="more_threads_than_cores",
-        setup="import torch\nimport torch.multiprocessing as mp",
-        cell="""
-import time
-
-
-def fold(index):
-    torch.set_num_threads(16)
-    x = torch.randn(500, 500)
-    end = time.monotonic() + 6
-    while time.monotonic() < end:
-        x = torch.tanh(x @ x)
-
-
-folds = [mp.get_context("fork").Process(target=fold, args=(index,), name=f"fold-{index}") for index in range(4)]
-for process in folds:
-    process.start()
-for process in folds:
-    process.join()
-""",
-        ends="itself",
-        state=("slow", "finished"),
-        cause=("oversubscribed", None),
-    ),
-    planted(
-        name="first_step_of_a_compiled_model",
-        setup="import torch\nimport torch._inductor.compile_fx",
-        cell="""
-import torch
-import torch._inductor.config
-
-torch._inductor.config.force_disable_caches = True
-torch._inductor.config.compile_threads = 1
-model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())) #!
-with torch.no_grad():
-    for step in range(3):
-        y = model(torch.randn(4, 8)) #!
-""",
-        ends="itself",
-        state=("slow", "finished"),
-        cause=("compiling", None),
     ),
 )

@@ -71,16 +71,12 @@ SAYS_ALL = """
     print(sys.modules["__main__"].__dict__ is globals(), os.getcwd())
 """
 CASES = {
-    "says all": SAYS_ALL,
     "raises": "def f():\n    raise ValueError('no such class')\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    f()\n",
-    "exits with a number": "import sys\nsys.exit(3)\n",
     "exits with words": "import sys\nsys.exit('no data')\n",
     "exits well": "raise SystemExit\n",
     "is no Python": "x = (1,\ny = 2\n",
     "is interrupted": "raise KeyboardInterrupt\n",
     "has its own hook": "import sys\nsys.excepthook = lambda kind, error, trace: print('mine', kind.__name__, trace.tb_lineno)\n1 / 0\n",
-    "ends later": "import atexit, pickle\nclass A: pass\natexit.register(lambda: print(pickle.loads(pickle.dumps(A())).__class__ is A))\n",
-    "has a thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print(__name__))).start()\n",
     "forks": "import os\npid = os.fork()\nprint('child' if not pid else os.waitpid(pid, 0)[1], flush=True)\n",
 }
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.plants.memtrace.loops import graph_growth, growth, healthy, plant
+from tests.plants.memtrace.loops import graph_growth, plant
 from tests.plants.plant import HERE, between, ends, has, starts
 
 if TYPE_CHECKING:
     from tests.plants.plant import Plant
-
-_BATCH = 32 * 64 * 4
 
 
 def _epochs(steps: int) -> Plant:
@@ -25,29 +23,9 @@ def _epochs(steps: int) -> Plant:
     return plant(f"a-sum-over-epochs-of-{steps}", expect, repair=(("learn(a, b)", "learn(a, b).detach()"),))(cell)
 
 
-def _frees(name: str, kept: str) -> Plant:
-    """Make a plant of a list of copies, whose fix frees all of them."""
-    expect = growth("kept", _BATCH, _BATCH * 1.1) | {"growth.frees_bytes": 12 * _BATCH}
-    return plant(name, expect)(f"kept = []\nfor a, b in batches(12):\n    learn(a, b)\n    kept.append({kept})\n")
-
-
 PLANTS = (
     _epochs(6),
     _epochs(20),
-    plant("a-meter-that-begins-anew-with-each-epoch", graph_growth("meters['train']['loss'].sum", ""))("""
-        class Meter:
-            def __init__(self):
-                self.sum = self.count = 0
-            def update(self, value, n=1):
-                self.sum += value * n  # <- here
-                self.count += n
-        meters = {'train': {'loss': Meter()}}
-        for epoch in range(3):
-            for a, b in batches(14):
-                meters['train']['loss'].update(learn(a, b), 2)
-            meters['train']['loss'] = Meter()
-    """),
-    healthy("the-last-losses")("last = deque(maxlen=5)\nfor a, b in batches(40):\n    last.append(learn(a, b))"),
     plant(
         "a-graph-in-a-gradient",
         {"growth.holder": "", "growth.kept_at": HERE, "growth.fix": has("torch.autograd.grad(..., create_graph=True)")},
@@ -113,31 +91,5 @@ PLANTS = (
         for i, (a, b) in enumerate(batches(16)):
             learn(a, b)
             seen.resize_((i + 1) * 2048)  # <- here
-    """),
-    _frees("a-list-of-products", "a * 2"),
-    _frees("a-list-of-clones", "a.clone()"),
-    plant("what-another-variable-holds-too-is-not-freed", {"growth.frees_bytes": between(0, _BATCH)})("""
-        kept, also = [], []
-        for i, (a, b) in enumerate(batches(12)):
-            learn(a, b)
-            out = a * 2
-            kept.append(out)
-            also.append(out)
-    """),
-    plant("what-grows-beside-it-is-no-variable-with-one-value", {"growth.others": ("second",)})("""
-        first, second = [], []
-        for a, b in batches():
-            learn(a, b)
-            first.append(net(a).detach()); second.append(b)
-    """),
-    healthy("models-that-are-called-one-by-one-are-one-step", {"steps_count": 12})("""
-        teacher, layers = nn.Linear(64, 10), nn.ModuleList([nn.Linear(64, 64) for _ in range(3)])
-        for a, b in batches():
-            with torch.no_grad():
-                wanted = teacher(a)
-            for layer in layers:
-                a = layer(a)
-            F.mse_loss(net(a), wanted).backward()
-            opt.step()
     """),
 )

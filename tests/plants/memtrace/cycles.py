@@ -85,24 +85,6 @@ PLANTS = (
         f"large = torch.randn(1000, 1000)\n{_ERROR_KEPT.strip()}".replace("  # <- here", "")
     ),
     plant(
-        "cycles-that-went-before-the-cell-ended",
-        {"kept_by_cycles.count": between(3, math.inf), "verdict": has("stayed in reference cycles")},
-        setup=UNCOLLECTED,
-        repair=(("for _ in range(16)", "kept = []\nfor _ in range(16)"), ("    Holds()\n", "    kept.append(Holds())\n")),
-    )("""
-        class Holds(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = nn.Linear(600, 600)
-                self.act = self.fast  # <- here
-            def fast(self, a):
-                return a
-        for _ in range(16):
-            Holds()
-        import gc
-        gc.collect()
-    """),
-    plant(
         "a-deleted-model-that-a-cache-holds",
         {"undeleted.name": "model", "undeleted.holder": has("<cache>"), "verdict": starts("`del model` freed none of its")},
         repair=(("    @functools.lru_cache(maxsize=8)\n", ""),),
@@ -180,17 +162,5 @@ PLANTS = (
             except RuntimeError:
                 return large(a[:64])
         attempt(torch.randn(512, 64))
-    """),
-    plant("errors-that-are-kept", {"growth.holder": starts("failed[0]"), "growth.fix": has("`error.with_traceback(None)`")})("""
-        failed = []
-        def check(out):
-            raise ValueError
-        for a, b in batches(12):
-            out = learn(a, b)
-            try:
-                seen = net(a).detach().repeat(1, 8)
-                check(seen)
-            except ValueError as error:
-                failed.append(error)
     """),
 )

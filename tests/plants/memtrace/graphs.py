@@ -5,11 +5,6 @@ from __future__ import annotations
 from tests.plants.memtrace.loops import graph_growth, plant
 
 PLANTS = (
-    plant("total-plus-loss", graph_growth("total", "item()"))("""
-        total = 0
-        for a, b in batches(40):
-            total += learn(a, b)
-    """),
     plant("a-list-of-losses", graph_growth("losses", "item()"))("""
         losses = []
         for a, b in batches(40):
@@ -51,20 +46,5 @@ PLANTS = (
         log = Log()
         for a, b in batches(40):
             log.total = log.total + learn(a, b)
-    """),
-    plant(
-        "a-moving-average-that-keeps-its-graph", graph_growth("average", "`average[name] = (0.9 * average[name] + 0.1 * one).detach()`")
-    )("""
-        average = {name: one.detach().clone() for name, one in net.named_parameters()}
-        for a, b in batches(40):
-            learn(a, b)
-            for name, one in net.named_parameters():
-                average[name] = 0.9 * average[name] + 0.1 * one
-    """),
-    plant("a-weight-that-is-updated-with-its-history", graph_growth("w", "`w = (w - 0.1 * slope).detach().requires_grad_()`"))("""
-        w = torch.randn(64, 10, requires_grad=True)
-        for a, b in batches(40):
-            slope, = torch.autograd.grad(F.cross_entropy(a @ w, b), w)
-            w = w - 0.1 * slope
     """),
 )

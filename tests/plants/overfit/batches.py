@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.plants.overfit.training import MODEL_WITH_LOSS, STEP, planted
+from tests.plants.overfit.training import STEP, planted
 
 PLANTS = (
     planted("three-rows-twice-with-other-labels", "conflicting_labels", repair=(("(twice", "(x"),), rows=(0, 1, 2, 3, 4, 5))("""
@@ -11,10 +11,6 @@ PLANTS = (
         twice[1], twice[3], twice[5] = x[0], x[2], x[4]
         batch, loss_function, optimizer = (twice, y), nn.CrossEntropyLoss(), adam(model)
     """),
-    planted("one-picture-eight-times", "conflicting_labels", repair=(("[:1].repeat(8, 1, 1, 1)", ""),), rows=(0, 1, 2, 3, 4, 5, 6, 7))("""
-        model, (x, y) = cnn(), pictures()
-        batch, loss_function, optimizer = (x[:1].repeat(8, 1, 1, 1), y), nn.CrossEntropyLoss(), adam(model)
-    """),
     # A mask that is drawn once and held would tell the equal rows apart.
     planted(
         "one-sample-eight-times-under-dropout", "conflicting_labels", repair=(("[:1].repeat(8, 1)", ""),), rows=(0, 1, 2, 3, 4, 5, 6, 7)
@@ -22,28 +18,6 @@ PLANTS = (
         model, (x, y) = mlp(10, 64, 4), classes()
         model.insert(2, nn.Dropout(0.2))
         batch, loss_function, optimizer = (x[:1].repeat(8, 1), y), nn.CrossEntropyLoss(), adam(model, 3e-2)
-    """),
-    planted(
-        "sentences-equal-after-they-are-cut",
-        "conflicting_labels",
-        repair=(("ids[[2, 4, 6]], ids[7] = ids[0].clone(), ids[1].clone()\n", ""),),
-        subjects=MODEL_WITH_LOSS,
-        rows=(0, 2, 4, 6, 1, 7),
-    )("""
-        model = bert()
-        ids = torch.randint(0, 32, (8, 8))
-        ids[[2, 4, 6]], ids[7] = ids[0].clone(), ids[1].clone()
-        batch, optimizer = {"input_ids": ids, "labels": torch.tensor([0, 1, 2, 3, 1, 0, 3, 2])}, adam(model, 1e-3)
-    """),
-    planted(
-        "targets-of-a-regression-differ-for-equal-inputs",
-        "conflicting_labels",
-        repair=(("x[4:7] = x[:3].clone()\n", ""),),
-        rows=(0, 4, 1, 5, 2, 6),
-    )("""
-        model, x, y = mlp(6, 32, 1, activation=nn.Tanh), torch.randn(8, 6), torch.randn(8, 1)
-        x[4:7] = x[:3].clone()
-        batch, loss_function, optimizer = (x, y), nn.MSELoss(), adam(model)
     """),
     planted(
         "multi-label-rows-repeated-in-a-step",
@@ -67,30 +41,16 @@ PLANTS = (
         model, (x, y) = mlp(10, 32, 4), classes()
         batch, loss_function, optimizer = (x + 1e5, y), nn.CrossEntropyLoss(), adam(model)
     """),
-    planted("regression-on-inputs-of-a-million", "input_scale", repair=(("optimizer = (x * 1e6", "optimizer = (x"),))("""
-        model, x, y = mlp(6, 32, 1), torch.randn(8, 6), torch.randn(8, 1)
-        batch, loss_function, optimizer = (x * 1e6, y), nn.MSELoss(), adam(model)
-    """),
     planted("pictures-of-a-hundred-thousandth", "input_scale", repair=(("x * 1e-5", "x"),))("""
         model, (x, y) = cnn(), pictures()
         batch, loss_function = (x * 1e-5, y), nn.CrossEntropyLoss()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    """),
-    planted("saturated-by-inputs-of-ten-thousand", "input_scale", repair=(("optimizer = (x * 50 + 1e4", "optimizer = (x"),))("""
-        model = nn.Sequential(nn.Linear(2, 64), nn.Sigmoid(), nn.Linear(64, 4))
-        x, y = classes(4, 2)
-        batch, loss_function, optimizer = (x * 50 + 1e4, y), nn.CrossEntropyLoss(), adam(model, 5e-2)
     """),
     planted("exclusive-or-with-a-linear-model", "capacity", repair=(("nn.Linear(2", "mlp(2, 32"),))("""
         x = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]).repeat(2, 1) + 0.01 * torch.randn(8, 2)
         y = (x.round()[:, 0] != x.round()[:, 1]).long()
         model = nn.Linear(2, 2)
         batch, loss_function, optimizer = (x, y), nn.CrossEntropyLoss(), adam(model, 5e-2)
-    """),
-    planted("layers-without-an-activation", "capacity", repair=(("Identity", "Tanh"),))("""
-        x = torch.linspace(-2, 2, 8)[:, None]
-        model = mlp(1, 32, 32, 1, activation=nn.Identity)
-        batch, loss_function, optimizer = (x, (3 * x).sin()), nn.MSELoss(), adam(model, 2e-2)
     """),
     planted("bigrams-for-what-needs-context", "capacity", repair=(("nn.Embedding(12, 12", "Reads("),))("""
         ids = torch.randint(0, 3, (8, 6))
@@ -105,11 +65,5 @@ PLANTS = (
         batch = (ids[:, :-1], ids[:, 1:])
         loss_function = lambda o, y: F.cross_entropy(o.transpose(1, 2), y)
         optimizer = adam(model, 3e-2)
-    """),
-    planted("autoencoder-through-one-number", "capacity", repair=(("width = 1", "width = 12"),))("""
-        x = torch.randn(8, 10)
-        width = 1
-        model = nn.Sequential(nn.Linear(10, width), nn.Linear(width, 10))
-        batch, loss_function, optimizer = (x, x), nn.MSELoss(), adam(model, 3e-2)
     """),
 )

@@ -10,24 +10,12 @@ import math
 from tests.plants.overfit.training import healthy
 
 PLANTS = (
-    healthy("divergence-from-a-teacher")("""
-        model, (x, _) = mlp(10, 32, 4).append(nn.LogSoftmax(dim=1)), classes()
-        batch, loss_function = (x, torch.randn(8, 4).softmax(1)), nn.KLDivLoss(reduction="batchmean")
-        optimizer = adam(model)
-    """),
     healthy("triplets-beyond-their-margin")("""
         model = mlp(6, 32, 8)
         x = torch.randn(8, 3, 6)
         def loss_function(output, _):
             return F.triplet_margin_loss(output[:, 0], output[:, 1], output[:, 2], margin=1.0)
         batch, optimizer = (x, torch.zeros(8)), adam(model)
-    """),
-    healthy("contrast-of-two-views")("""
-        model, x = mlp(6, 32, 8), torch.randn(8, 6)
-        def loss_function(output, _):
-            a, b = F.normalize(output, dim=-1).unbind(1)
-            return F.cross_entropy(a @ b.T / 0.07, torch.arange(len(a)))
-        batch, optimizer = (torch.stack((x, x + 0.1 * torch.randn(8, 6)), 1), torch.zeros(8)), adam(model)
     """),
     # Cosines end at 1, so that the loss cannot be zero: the best is a simplex.
     healthy("contrast-without-a-temperature", floor=math.log(1 + 7 * math.exp(-8 / 7)))("""
@@ -45,21 +33,6 @@ PLANTS = (
         loss_function = lambda o, y: F.ctc_loss(o.transpose(0, 1), y, *lengths)
         optimizer = adam(model, 2e-2)
     """),
-    healthy("variational-autoencoder")("""
-        class Variational(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.encoder, self.decoder = mlp(10, 32, 8), mlp(4, 32, 10)
-            def forward(self, x):
-                mean, log_variance = self.encoder(x).chunk(2, 1)
-                return (self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp()), mean, log_variance)
-        def loss_function(outputs, x):
-            output, mean, log_variance = outputs
-            divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1).mean()
-            return F.mse_loss(output, x) + 1e-4 * divergence
-        model, x = Variational(), torch.randn(8, 10)
-        batch, optimizer = (x, x), adam(model, 2e-2)
-    """),
     healthy("diffusion-with-noise-drawn-in-the-loss")("""
         inner, x = mlp(7, 64, 64, 6), torch.randn(8, 6)
         class Denoiser(nn.Module):
@@ -75,38 +48,12 @@ PLANTS = (
         loss_function = lambda error, _: error.pow(2).mean()
         optimizer = adam(model)
     """),
-    # The auxiliary loss balances the experts: it is at least its coefficient.
-    healthy("experts-with-an-auxiliary-loss", floor=0.01)("""
-        class Experts(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.gate, self.experts = nn.Linear(10, 4), nn.ModuleList((mlp(10, 16, 4) for _ in range(4)))
-            def forward(self, x):
-                weights = self.gate(x).softmax(1)
-                output = sum((w[:, None] * expert(x) for w, expert in zip(weights.unbind(1), self.experts, strict=True)))
-                return (torch.as_tensor(output), 4 * weights.mean(0).pow(2).sum())
-        model = Experts()
-        batch = classes()
-        loss_function = lambda outputs, y: F.cross_entropy(outputs[0], y) + 0.01 * outputs[1]
-        optimizer = adam(model, 2e-2)
-    """),
     healthy("entropy-rewarded")("""
         model = mlp(10, 32, 4)
         def loss_function(output, target):
             entropy = -(output.softmax(1) * output.log_softmax(1)).sum(1).mean()
             return F.cross_entropy(output, target) - 0.1 * entropy
         batch, optimizer = classes(), adam(model)
-    """),
-    healthy("likelihood-of-a-normal-of-fixed-width", floor=0.5 * math.log(2 * math.pi) + math.log(0.1))("""
-        model = mlp(6, 32, 1, activation=nn.Tanh)
-        batch = (torch.randn(8, 6), torch.randn(8, 1))
-        loss_function = lambda o, y: -torch.distributions.Normal(o, 0.1).log_prob(y).mean()
-        optimizer = adam(model)
-    """),
-    healthy("poisson-counts", floor=sum(count - count * math.log(count) for count in (1, 2, 3, 4)) / 4)("""
-        model = mlp(6, 32, 1)
-        y = torch.tensor([1.0, 2.0, 3.0, 4.0]).repeat(2)[:, None]
-        batch, loss_function, optimizer = (torch.randn(8, 6), y), nn.PoissonNLLLoss(), adam(model, 2e-2)
     """),
     # A normal of a learnt width around what is known exactly: its density grows as long as it is trained.
     healthy("likelihood-without-a-floor", floor=-50.0, passes=False)("""

@@ -12,30 +12,10 @@ PLANTS = (
         model = mlp(10, 32, 4)
         batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.3)
     """),
-    healthy("momentum-and-a-little-decay")("""
-        model = cnn()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
-        batch, loss_function = pictures(), nn.CrossEntropyLoss()
-    """),
-    healthy("adamw-with-its-decay")("""
-        model = mlp(6, 32, 1)
-        batch, loss_function = (torch.randn(8, 6), torch.randn(8, 1)), nn.MSELoss()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    """),
-    healthy("rmsprop")("""
-        model = Recurrent(nn.GRU)
-        batch, loss_function = words(), nn.CrossEntropyLoss()
-        optimizer = torch.optim.RMSprop(model.parameters(), lr=3e-3)
-    """),
     healthy("adagrad")("""
         model = mlp(10, 32, 4)
         batch, loss_function = classes(), nn.CrossEntropyLoss()
         optimizer = torch.optim.Adagrad(model.parameters(), lr=5e-2)
-    """),
-    healthy("two-groups-of-rates")("""
-        model = mlp(10, 32, 4)
-        groups = [{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters(), "weight_decay": 0.0}]
-        batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), torch.optim.AdamW(groups, lr=3e-2)
     """),
     healthy("lbfgs-on-the-model")("""
         model = mlp(6, 16, 1, activation=nn.Tanh)
@@ -52,30 +32,6 @@ PLANTS = (
             return loss
         step = lambda: optimizer.step(closure)
     """),
-    healthy("one-cycle-in-a-step", subjects=STEP)("""
-        model, (x, y) = mlp(10, 32, 4), classes()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=250)
-        def step():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            return loss
-    """),
-    healthy("gradients-clipped-to-one", subjects=STEP)("""
-        model, batch = gpt2(), sentences()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
-        def step():
-            model.train()
-            loss = model(**batch).loss
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            return loss.item()
-    """),
     healthy("scaler-and-autocast-in-a-step", subjects=STEP)("""
         model, (x, y) = mlp(10, 64, 4), classes()
         optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -89,30 +45,6 @@ PLANTS = (
             scaler.step(optimizer)
             scaler.update()
             return loss
-    """),
-    healthy("autocast-in-the-forward")("""
-        class Autocast(nn.Module):
-            def __init__(self, inner):
-                super().__init__()
-                self.inner = inner
-            def forward(self, x):
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    return self.inner(x).float()
-        model = Autocast(mlp(10, 64, 4))
-        batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), adam(model)
-    """),
-    healthy("gradients-of-two-halves-added-on-purpose", subjects=STEP)("""
-        model, (x, y) = mlp(10, 32, 4), classes()
-        optimizer = adam(model)
-        def step():
-            optimizer.zero_grad()
-            total = torch.zeros(())
-            for half in (slice(0, 4), slice(4, 8)):
-                loss = F.cross_entropy(model(x[half]), y[half]) / 2
-                loss.backward()
-                total += loss.detach()
-            optimizer.step()
-            return total
     """),
     healthy("two-optimizers-in-a-step", subjects=STEP)("""
         body, head, (x, y) = mlp(10, 32, 16), nn.Linear(16, 4), classes()

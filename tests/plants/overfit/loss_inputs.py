@@ -5,7 +5,7 @@ Several causes stand where several names fit: softmax in the loss function is a 
 
 from __future__ import annotations
 
-from tests.plants.overfit.training import STEP, planted
+from tests.plants.overfit.training import planted
 
 PLANTS = (
     planted(
@@ -13,50 +13,6 @@ PLANTS = (
     )("""
         model = nn.Sequential(mlp(10, 32, 4), nn.Softmax(dim=1))
         batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), adam(model)
-    """),
-    planted("binary-cnn-that-ends-in-softmax", "double_softmax", repair=(("nn.Sequential(cnn(2), nn.Softmax(dim=-1)", "cnn(2"),))("""
-        model = nn.Sequential(cnn(2), nn.Softmax(dim=-1))
-        batch, loss_function, optimizer = pictures(2), nn.CrossEntropyLoss(), adam(model)
-    """),
-    planted(
-        "ten-classes-after-softmax-in-an-lstm",
-        "double_softmax",
-        repair=(("nn.Sequential(Recurrent(outputs=10), nn.Softmax(dim=1)", "Recurrent(outputs=10"),),
-    )("""
-        model = nn.Sequential(Recurrent(outputs=10), nn.Softmax(dim=1))
-        batch, loss_function, optimizer = words(8), nn.CrossEntropyLoss(), adam(model, 2e-2)
-    """),
-    planted("segmentation-after-softmax-over-channels", "double_softmax", repair=(("nn.Sequential(body, nn.Softmax2d())", "body"),))("""
-        body = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 3, 1))
-        model = nn.Sequential(body, nn.Softmax2d())
-        x = torch.randn(8, 1, 8, 8)
-        y = (x[:, 0] > 0.4).long() + (x[:, 0] > -0.4).long()
-        batch, loss_function, optimizer = (x, y), nn.CrossEntropyLoss(), adam(model, 3e-2)
-    """),
-    planted("tags-with-padding-after-softmax-in-the-loss", ("double_softmax", "wrong_loss_input"), repair=((".softmax(1)", ""),))("""
-        model = Tagger()
-        ids = torch.randint(0, 20, (8, 6))
-        tags = (ids % 5).masked_fill(torch.arange(6) > 3, -100)
-        def loss_function(output, target):
-            probabilities = output.softmax(1)
-            return F.cross_entropy(probabilities, target, ignore_index=-100)
-        batch, optimizer = (ids, tags), adam(model)
-    """),
-    planted(
-        "step-with-softmax-before-cross-entropy",
-        ("double_softmax", "wrong_loss_input"),
-        repair=(("torch.softmax(logits, -1)", "logits"),),
-        subjects=STEP,
-    )("""
-        model = bert()
-        optimizer, ids, y = adam(model, 1e-3), torch.randint(0, 32, (8, 8)), torch.arange(8) % 4
-        def step():
-            optimizer.zero_grad()
-            logits = model(input_ids=ids).logits
-            loss = F.cross_entropy(torch.softmax(logits, -1), y)
-            loss.backward()
-            optimizer.step()
-            return loss
     """),
     planted(
         "sigmoid-before-cross-entropy", "wrong_loss_input", repair=(("nn.Sequential(mlp(10, 32, 4), nn.Sigmoid()", "mlp(10, 32, 4"),)
@@ -70,15 +26,6 @@ PLANTS = (
         model = nn.Sequential(mlp(10, 32, 1), nn.Sigmoid())
         x, y = classes(2)
         batch, loss_function, optimizer = (x, y[:, None].float()), nn.BCEWithLogitsLoss(), adam(model)
-    """),
-    planted(
-        "multi-label-with-sigmoid-twice",
-        "wrong_loss_input",
-        repair=(("nn.Sequential(Recurrent(outputs=6), nn.Sigmoid()", "Recurrent(outputs=6"),),
-    )("""
-        model = nn.Sequential(Recurrent(outputs=6), nn.Sigmoid())
-        batch, loss_function = (words()[0], torch.randint(0, 2, (8, 6)).float()), nn.BCEWithLogitsLoss()
-        optimizer = adam(model, 2e-2)
     """),
     planted("mask-with-sigmoid-twice", "wrong_loss_input", repair=(("nn.Sequential(body, nn.Sigmoid())", "body"),))("""
         body = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 1))

@@ -5,7 +5,7 @@ Where such a norm is the reason, both slugs are right.
 
 from __future__ import annotations
 
-from tests.plants.overfit.training import MODEL_WITH_LOSS, STEP, planted
+from tests.plants.overfit.training import STEP, planted
 
 PLANTS = (
     planted(
@@ -19,10 +19,6 @@ PLANTS = (
                 return self.head(self.norm(self.inner(x)))
         model = Normalized(nn.GroupNorm(32, 32))
         batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), adam(model)
-    """),
-    planted("layer-norm-over-one-feature", ("batchnorm_of_one", "output_ignores_input"), repair=(("LayerNorm(1", "Identity("),))("""
-        model = nn.Sequential(mlp(6, 32, 1), nn.LayerNorm(1))
-        batch, loss_function, optimizer = (torch.randn(8, 6), torch.randn(8, 1)), nn.MSELoss(), adam(model)
     """),
     planted("batch-norm-of-a-single-sample", "batchnorm_of_one", repair=(("BatchNorm1d(32", "Identity("),), raises=True)("""
         class Normalized(nn.Module):
@@ -73,17 +69,6 @@ PLANTS = (
         model = Forgets()
         batch, loss_function, optimizer = words(), nn.CrossEntropyLoss(), adam(model, 3e-3)
     """),
-    planted("state-after-the-first-word-is-read", "output_ignores_input", repair=(("ids))[0][:, 0", "ids))[0][:, -1"),))("""
-        class ReadsTheFirstState(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding, self.rnn, self.head = nn.Embedding(20, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 4)
-            def forward(self, ids):
-                return self.head(self.rnn(self.embedding(ids))[0][:, 0])
-        model, (ids, y) = ReadsTheFirstState(), words()
-        ids[:, 0] = 1
-        batch, loss_function, optimizer = (ids, y), nn.CrossEntropyLoss(), adam(model, 2e-2)
-    """),
     planted(
         "softmax-over-a-single-output",
         ("output_ignores_input", "wrong_loss_input", "double_softmax"),
@@ -92,18 +77,6 @@ PLANTS = (
         model = mlp(10, 32, 1).append(nn.Softmax(dim=1))
         x, y = classes(2)
         batch, loss_function, optimizer = (x, y[:, None].float()), nn.MSELoss(), adam(model, 2e-2)
-    """),
-    planted(
-        "gpt2-that-sees-no-word",
-        ("output_ignores_input", "conflicting_labels"),
-        repair=(("resid_pdrop=0.1", "resid_pdrop=0.0"), ('inputs_embeds": torch.zeros(8, 8, 32)', 'input_ids": ids')),
-        subjects=MODEL_WITH_LOSS,
-    )("""
-        model = gpt2(resid_pdrop=0.1)
-        ids = torch.randint(0, 32, (8, 8))
-        ids[:, 0] = torch.arange(8)
-        batch = {"inputs_embeds": torch.zeros(8, 8, 32), "labels": ids}
-        optimizer = adam(model, 3e-3)
     """),
     planted("graph-without-edges-or-self-loops", "output_ignores_input", repair=(("zeros(8, ", "eye("),))("""
         class Graph(nn.Module):
@@ -115,18 +88,5 @@ PLANTS = (
         model, y = Graph(), torch.arange(8) % 3
         adjacency = torch.zeros(8, 8)
         batch, loss_function, optimizer = (torch.randn(8, 6), adjacency, y), nn.CrossEntropyLoss(), adam(model, 2e-2)
-    """),
-    planted(
-        "mean-of-what-a-layer-norm-gives", "output_ignores_input", repair=(("Linear(1", "Linear(32"), (".mean(1, keepdim=True)", ""))
-    )("""
-        class Pools(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner, self.norm, self.head = mlp(6, 32, 32), nn.LayerNorm(32), nn.Linear(1, 1)
-            def forward(self, x):
-                features = F.layer_norm(self.inner(x), (32,))
-                return self.head(features.mean(1, keepdim=True))
-        model = Pools()
-        batch, loss_function, optimizer = (torch.randn(8, 6), torch.randn(8, 1)), nn.MSELoss(), adam(model)
     """),
 )

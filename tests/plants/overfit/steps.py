@@ -5,24 +5,13 @@ A callable does one step and returns the loss.
 
 from __future__ import annotations
 
-from tests.plants.overfit.training import MODEL_WITH_LOSS, STEP, planted
+from tests.plants.overfit.training import STEP, planted
 
 PLANTS = (
     planted("adamw-that-decays-all", "weight_decay", repair=(("weight_decay=50.0", "weight_decay=0.01"),))("""
         model = mlp(10, 32, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=50.0)
         batch, loss_function = classes(), nn.CrossEntropyLoss()
-    """),
-    planted("sgd-with-a-decay-of-one", "weight_decay", repair=(("weight_decay=1.0", "weight_decay=0.0"),))("""
-        model = cnn()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=1.0)
-        batch, loss_function = pictures(), nn.CrossEntropyLoss()
-    """),
-    planted("bert-under-adam-with-l2", "weight_decay", repair=(("weight_decay=3.0", "weight_decay=0.0"),), subjects=MODEL_WITH_LOSS)("""
-        model = bert()
-        ids = torch.randint(0, 32, (8, 8))
-        optimizer = adam(model, 1e-3, weight_decay=3.0)
-        batch = {"input_ids": ids, "labels": torch.arange(8) % 4}
     """),
     planted("regression-with-decay-in-one-group", "weight_decay", repair=(('weight_decay": 20.0', 'weight_decay": 0.0'),))("""
         model = mlp(6, 32, 1, activation=nn.Tanh)
@@ -56,31 +45,6 @@ PLANTS = (
             torch.nn.utils.clip_grad_value_(model.parameters(), 1e-12)
             optimizer.step()
             return loss.item()
-    """),
-    # A maximum of zero, as it is written where no clipping is meant.
-    planted(
-        "clipped-to-nothing", "clipping", repair=(("    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.0)\n", ""),), subjects=STEP
-    )("""
-        model, (x, y) = cnn(), pictures()
-        optimizer = adam(model)
-        def step():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.0)
-            optimizer.step()
-            return loss
-    """),
-    planted(
-        "gradients-clamped-by-hooks",
-        ("clipping", "learning_rate"),
-        repair=(("for parameter in model.parameters():\n    parameter.register_hook(lambda grad: grad.clamp(-1e-6, 1e-6))\n", ""),),
-    )("""
-        model = mlp(6, 32, 1, activation=nn.Tanh)
-        for parameter in model.parameters():
-            parameter.register_hook(lambda grad: grad.clamp(-1e-6, 1e-6))
-        batch, loss_function = (torch.randn(8, 6), torch.randn(8, 1)), nn.MSELoss()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     """),
     planted(
         "momentum-on-gradients-that-add-up",
@@ -125,20 +89,6 @@ PLANTS = (
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.zero_grad(set_to_none=False)
-            optimizer.step()
-            return loss
-    """),
-    planted(
-        "transformer-whose-gradients-add-up",
-        ("zero_grad_missing", "learning_rate"),
-        repair=(("def step():", "def step():\n    optimizer.zero_grad()"),),
-        subjects=STEP,
-    )("""
-        model, batch = gpt2(), sentences()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        def step():
-            loss = model(**batch).loss
-            loss.backward()
             optimizer.step()
             return loss
     """),

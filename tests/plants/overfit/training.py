@@ -51,18 +51,6 @@ class Recurrent(nn.Module):
     def forward(self, ids):
         return self.head(self.rnn(self.embedding(ids))[0][:, -1])
 
-class Tagger(nn.Module):
-    """Tokens to a class for each token, classes in front as `cross_entropy` takes them."""
-
-    def __init__(self, outputs=5, width=16):
-        super().__init__()
-        self.embedding = nn.Embedding(20, width)
-        self.rnn = nn.GRU(width, width, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(2 * width, outputs)
-
-    def forward(self, ids):
-        return self.head(self.rnn(self.embedding(ids))[0]).transpose(1, 2)
-
 def classes(count=4, width=10, samples=8):
     return torch.randn(samples, width), torch.arange(samples) % count
 
@@ -88,12 +76,6 @@ def gpt2(**settings):
     sizes = dict(vocab_size=32, n_embd=32, n_head=2, n_layer=2, n_positions=16, bos_token_id=0, eos_token_id=0)
     without_dropout = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes | without_dropout | settings))
-
-def bert(labels=4, **settings):
-    sizes = dict(vocab_size=32, hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
-    without_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config = hf.BertConfig(num_labels=labels, max_position_embeddings=16, **sizes | without_dropout | settings)
-    return hf.BertForSequenceClassification(config)
 
 torch.manual_seed(0)
 '''

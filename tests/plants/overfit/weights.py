@@ -5,7 +5,7 @@ A dead layer is also badly initialized, and either word is right for it.
 
 from __future__ import annotations
 
-from tests.plants.overfit.training import MODEL_WITH_LOSS, planted
+from tests.plants.overfit.training import planted
 
 PLANTS = (
     planted(
@@ -17,17 +17,6 @@ PLANTS = (
         model = mlp(10, 32, 4)
         nn.init.constant_(model[0].bias, -50)
         batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), adam(model)
-    """),
-    planted(
-        "second-convolution-dead",
-        ("dead_units", "bad_init"),
-        repair=(("nn.init.constant_(model[3].bias, -30)\n", ""),),
-        parameters=("3.weight", "3.bias"),
-    )("""
-        model = cnn()
-        nn.init.constant_(model[3].bias, -30)
-        batch, loss_function = pictures(), nn.CrossEntropyLoss()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     """),
     planted("killed-by-steps-of-an-earlier-cell", ("dead_units", "bad_init"), repair=(("range(2)", "range(0)"),))("""
         model, (x, y) = mlp(6, 32, 16, 1), (torch.randn(8, 6), torch.randn(8, 1) * 3 + 3)
@@ -65,17 +54,6 @@ PLANTS = (
         batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), adam(model)
     """),
     planted(
-        "all-weights-equal",
-        "bad_init",
-        repair=(("for layer in model[::2]:\n    nn.init.constant_(layer.weight, 0.5)\n    nn.init.zeros_(layer.bias)\n", ""),),
-    )("""
-        model = mlp(10, 32, 32, 4, activation=nn.Tanh)
-        for layer in model[::2]:
-            nn.init.constant_(layer.weight, 0.5)
-            nn.init.zeros_(layer.bias)
-        batch, loss_function, optimizer = classes(), nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.3)
-    """),
-    planted(
         "tanh-saturated-by-weights-of-a-hundred",
         "bad_init",
         repair=(("for layer in model[:4:2]:\n    nn.init.normal_(layer.weight, std=100)\n    nn.init.constant_(layer.bias, 300)\n", ""),),
@@ -85,15 +63,6 @@ PLANTS = (
             nn.init.normal_(layer.weight, std=100)
             nn.init.constant_(layer.bias, 300)
         batch, loss_function, optimizer = (torch.randn(8, 2) * 0.1, torch.randn(8, 1)), nn.MSELoss(), adam(model, 2e-2)
-    """),
-    planted(
-        "gpt2-with-an-initializer-range-of-zero",
-        "bad_init",
-        repair=(("initializer_range=0.0", "initializer_range=0.02"),),
-        subjects=MODEL_WITH_LOSS,
-    )("""
-        model = gpt2(initializer_range=0.0)
-        batch, optimizer = sentences(), torch.optim.SGD(model.parameters(), lr=0.3)
     """),
     planted("deep-net-of-tiny-weights", "bad_init", repair=(("    nn.init.normal_(layer.weight, std=1e-4)\n", ""),))("""
         model = mlp(10, 32, 32, 32, 32, 4)

@@ -313,15 +313,6 @@ ATTEMPTS = {
         "what the model itself says",
     ),
     "an evaluation of nothing": ("clinic", 5, "def evaluate(model, rows):\n    model(rows)", "does it end in a `return`?"),
-    "a seed of Python's for all": (
-        "clinic",
-        6,
-        (
-            "import random\ndef batches(seed):\n    random.seed(seed)\n    order = random.sample(range(32), 32)\n"
-            "    return list(torch.tensor(order).split(8))"
-        ),
-        "what Python's `random` draws",
-    ),
     "a seed of NumPy's for all": (
         "clinic",
         6,
@@ -373,21 +364,12 @@ ATTEMPTS = {
 }
 
 OTHER_WAYS = {
-    "parts by name": (
-        "learn",
-        2,
-        NET.format(
-            forward="...", held="backbone.parameters()", outputs=3, again="optimizer.add_param_group({'params': model.head.parameters()})"
-        ),
-    ),
-    "zero at the end": ("learn", 4, RINGS.format("loss.backward(); optimizer.step(); optimizer.zero_grad()")),
     "zero in between": ("learn", 4, RINGS.format("optimizer.zero_grad(); loss.backward(); optimizer.step()")),
     "the cut in other words": (
         "learn",
         3,
         NET.format(forward="self.head(self.backbone(points))", held="parameters()", outputs=3, again=""),
     ),
-    "a name for the backward": ("nan", 4, REPORT + "op = torch.log"),
     "the whole name": ("nan", 4, REPORT + "op = 'torch.log'"),
     "a logarithm in place": ("nan", 5, "safe_log = lambda x: torch.log(x.clamp_(min=0.01))"),
     "points": ("overfit", 2, PLOT + "axes.scatter(range(20), curve)"),

@@ -12,7 +12,7 @@ import torch
 from torchdebug_magics.memory.cycles import cycles_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     Refs = list[weakref.ref[Any]]
 
@@ -31,13 +31,6 @@ class Node:
         self.parent, self.children, self.data = parent, [], torch.ones(4)
 
 
-class Slotted:
-    __slots__ = ("data", "me")
-
-    def __init__(self) -> None:
-        self.me, self.data = self, torch.ones(4)
-
-
 def ref(tensor: torch.Tensor) -> weakref.ref[Any]:
     return weakref.ref(tensor.untyped_storage())
 
@@ -46,46 +39,6 @@ def tree() -> Refs:
     root = Node()
     root.children.append(Node(root))
     return [ref(root.data), ref(root.children[0].data)]
-
-
-def itself() -> Refs:
-    return [ref(Slotted().data)]
-
-
-def recursion() -> Refs:
-    big = torch.ones(4)
-
-    def again(times: int) -> Any:
-        return again(times - 1) + big
-
-    return [ref(big)]
-
-
-def behind() -> Refs:
-    """Held by a cycle, and in none."""
-    node = Node()
-    node.parent = node
-    node.data = [{"far": (torch.ones(4), 1)}]
-    return [ref(node.data[0]["far"][0])]
-
-
-CYCLES: dict[str, tuple[Callable[[], Refs], str]] = {
-    "tree": (tree, "Node.children[0] -> Node.parent"),
-    "slot": (itself, "Slotted.me"),
-    "recursion": (recursion, "again().<closure again>"),
-    "behind": (behind, "Node.parent"),
-}
-
-
-@pytest.mark.parametrize("case", CYCLES)
-def test_a_cycle_is_named_and_freed(case: str) -> None:
-    make, written = CYCLES[case]
-    refs = make()
-    addresses = [one()._cdata for one in refs]
-    found = cycles_of(refs)
-    assert [one() for one in refs] == [None] * len(refs)
-    assert set(found) == set(addresses)
-    assert set(found.values()) == {written}
 
 
 def test_what_is_held_otherwise_is_not_named() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
-import dataclasses
-import functools
 import gc
 import sys
 import threading
@@ -21,7 +19,7 @@ from torch import nn
 from torchdebug_magics.memory.found import find_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -48,24 +46,6 @@ class Tree:
         self.leaf = held  # kept in the object itself: no dict of attributes is made
 
 
-class Slotted:
-    __slots__ = ("empty", "full")
-
-
-@dataclasses.dataclass
-class Record:
-    value: object = None
-
-
-@dataclasses.dataclass(slots=True)
-class Lean:
-    value: object = None
-
-
-class Shelf:
-    kept: Any = None
-
-
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -76,44 +56,6 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return 2 * grad
-
-
-def slotted(held: object) -> Slotted:
-    made = Slotted()
-    made.full = held
-    return made
-
-
-def closing_over(held: object) -> Callable[[], object]:
-    return lambda: held
-
-
-def with_default(held: object) -> Callable[..., object]:
-    def function(value: object = held, *, named: object = None) -> object:
-        return value, named
-
-    return function
-
-
-def cached(held: object) -> Callable[..., object]:
-    @functools.lru_cache
-    def function(_number: int) -> object:
-        return found.pop()
-
-    found = [held]
-    function(3)
-    return function
-
-
-def generator(held: object) -> Iterator[object]:
-    def steps() -> Iterator[object]:
-        mine = held
-        yield 1
-        yield mine
-
-    made = steps()
-    next(made)
-    return made
 
 
 def coroutine(held: object) -> Any:
@@ -139,47 +81,9 @@ def error(held: object) -> BaseException:
     raise AssertionError
 
 
-def cause(held: object) -> BaseException:
-    outer = RuntimeError()
-    outer.__cause__ = error(held)
-    return outer
-
-
 def local(held: object) -> threading.local:
     made = threading.local()
     made.mine = held
-    return made
-
-
-def shelf(held: object) -> type:
-    return type("Own", (Shelf,), {"kept": [held]})
-
-
-def tensor_with(attribute: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    def made(held: torch.Tensor) -> torch.Tensor:
-        one = torch.zeros(held.shape)
-        setattr(one, attribute, held)
-        return one
-
-    return made
-
-
-def module_with_hook(held: object) -> nn.Module:
-    store = [held]
-    net = nn.Sequential(nn.Identity())
-    net.register_forward_hook(lambda *_: store.append(0))
-    return net
-
-
-def tensor_with_hook(held: object) -> torch.Tensor:
-    one = torch.zeros(2, requires_grad=True)
-    one.register_hook(lambda grad, kept=held: None)
-    return one
-
-
-def default_dict(held: object) -> dict[str, list[object]]:
-    made = collections.defaultdict(list)
-    made["train"].append(held)
     return made
 
 
@@ -195,72 +99,11 @@ def objects(held: object) -> Any:
     return made
 
 
-def keyword_default(held: object) -> Callable[..., object]:
-    def function(*, named: object = held) -> object:
-        return named
-
-    return function
-
-
-def attribute_of_function(held: object) -> Callable[..., object]:
-    def function() -> None: ...
-
-    function.kept = held
-    return function
-
-
-def buffered(held: torch.Tensor) -> nn.Module:
-    inner = nn.Module()
-    inner.register_buffer("running", held)
-    return nn.Sequential(nn.Identity(), inner)
-
-
 PLACES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "variable": (lambda held: held, ""),
     "list": (lambda held: [0, held], "[1]"),
-    "tuple in dict": (lambda held: {"a": (1, held)}, "['a'][1]"),
-    "dict by other keys": (lambda held: {3: 1, (1, "b"): held}, "[(1, 'b')]"),
-    "dict by an object": (lambda held: {Plain(): held}, "[...]"),
-    "dict by a long text": (lambda held: {"k" * 100: held}, "[...]"),
-    "key": (lambda held: {held: 1}, ".<key>"),
-    "set": (lambda held: {held, 1}, "{{...}}"),
-    "frozenset": (lambda held: frozenset({held}), "{{...}}"),
     "deque": (lambda held: collections.deque([1, held]), "[1]"),
-    "defaultdict": (default_dict, "['train'][0]"),
-    "OrderedDict": (lambda held: collections.OrderedDict(a=held), "['a']"),
-    "namespace": (lambda held: types.SimpleNamespace(x=held), ".x"),
-    "attribute": (lambda held: Plain(x=[held]), ".x[0]"),
-    "attribute without a dict": (Tree, ".leaf"),
-    "dict in an attribute": (lambda held: Plain(cache={"a": held}), ".cache['a']"),
-    "slot": (slotted, ".full"),
-    "dataclass": (Record, ".value"),
-    "dataclass with slots": (Lean, ".value"),
-    "attribute of a class": (shelf, ".kept[0]"),
-    "attribute of the class of an object": (lambda held: shelf(held)(), ".__class__.kept[0]"),
-    "closure": (closing_over, ".<closure held>"),
-    "default": (with_default, ".<default value>"),
-    "keyword default": (keyword_default, ".<default named>"),
-    "attribute of a function": (attribute_of_function, ".kept"),
-    "bound method": (lambda held: Plain(x=held).method, ".__self__.x"),
-    "method of a list": (lambda held: [held].append, ".__self__[0]"),
-    "iterator": (lambda held: iter([0, held]), ".<list>[1]"),
-    "partial": (lambda held: functools.partial(print, held), ".args[0]"),
-    "partial by name": (lambda held: functools.partial(print, end=held), ".keywords['end']"),
-    "lru_cache": (cached, ".<cache>"),
-    "generator": (generator, " local 'mine'"),
     "coroutine": (coroutine, " local 'mine'"),
-    "exception": (error, " -> fails:{line} 'big'"),
-    "cause of an exception": (cause, ".__cause__ -> fails:{line} 'big'"),
-    "arguments of an exception": (ValueError, ".args[0]"),
     "threading.local": (local, ".mine"),
-    "attribute of a tensor": (tensor_with("mine"), ".mine"),
-    "gradient": (tensor_with("grad"), ".grad"),
-    "view": (lambda held: held[1:].view(-1), ""),
-    "hook of a module": (module_with_hook, "._forward_hooks[{hook}].<closure store>[0]"),
-    "hook of a tensor": (tensor_with_hook, "._backward_hooks[{key}].<default kept>"),
-    "parameter": (lambda held: nn.Sequential(nn.Sequential(nn.ParameterList([held]))), ".0.0.0"),
-    "buffer": (buffered, ".1.running"),
-    "ModuleDict": (lambda held: nn.ModuleDict({"a": buffered(held)}), ".a.1.running"),
     "array": (array, ".base"),
     "array of objects": (objects, ".<Tensor>"),
     "storage": (lambda held: [held.untyped_storage()], "[0]"),
@@ -541,22 +384,8 @@ def refuse(*_: object, **__: object) -> Any:
     raise AssertionError(msg)
 
 
-class Nasty:
-    """An object that answers no question."""
-
-    def __init__(self, held: object) -> None:
-        object.__setattr__(self, "held", held)
-
-    __getattr__ = __getattribute__ = __eq__ = __hash__ = __repr__ = __len__ = __iter__ = __bool__ = __dir__ = __sizeof__ = refuse
-    __class__ = property(refuse)
-
-
 class NastyList(list):
     __iter__ = __len__ = __getitem__ = __bool__ = __eq__ = __repr__ = refuse
-
-
-class NastyDict(dict):
-    __iter__ = __len__ = __getitem__ = __bool__ = items = keys = values = get = refuse
 
 
 class NastyMeta(type):
@@ -565,40 +394,8 @@ class NastyMeta(type):
     __getattr__ = __len__ = __iter__ = __repr__ = refuse
 
 
-class NastyTensor(torch.Tensor):
-    grad = grad_fn = _base = layout = is_leaf = property(refuse)
-
-    @classmethod
-    def __torch_function__(cls, *_: object, **__: object) -> Any:
-        return refuse()
-
-
-class NastyModule(nn.Module):
-    @property
-    def expensive(self) -> Any:
-        return refuse()
-
-    __getattr__ = __len__ = __iter__ = refuse
-    parameters = named_parameters = named_modules = children = refuse
-
-
-def nasty_module(held: torch.Tensor) -> nn.Module:
-    net = NastyModule()
-    net._buffers["held"] = held
-    return net
-
-
-def nasty_tensor(held: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor._make_subclass(NastyTensor, held)
-
-
 NASTY: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "object": (Nasty, ".held"),
     "list": (lambda held: NastyList((held,)), "[0]"),
-    "dict": (lambda held: NastyDict(a=held), "['a']"),
-    "module": (nasty_module, ".held"),
-    "tensor": (nasty_tensor, ""),
-    "key": (lambda held: {1: Nasty(0), "b": {"a": held}}, "['b']['a']"),
 }
 
 

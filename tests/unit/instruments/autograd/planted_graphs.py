@@ -218,23 +218,6 @@ train_step(net, opt, torch.randn(6, 8), torch.randn(6, 1), torch.randint(3, (6,)
         edits=(("    loss_d.backward()  #> first\n    loss_s.backward()  #> location\n", "    (loss_d + loss_s).backward()\n"),),
     ),
     Case(
-        name="a smoothed loss holds the loss of the last step",
-        kind="second_backward",
-        text="""\
-model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-opt = torch.optim.RMSprop(model.parameters())
-smooth = 0.0
-for step in range(5):
-    x = torch.randn(16, 2)
-    loss = F.mse_loss(model(x), x.prod(1, keepdim=True))  #> shared
-    smooth = 0.9 * smooth + 0.1 * loss  #> shared
-    opt.zero_grad()
-    smooth.backward()  #> location, first
-    opt.step()
-""",
-        edits=(("    smooth.backward()  #> location, first\n", "    loss.backward()\n    smooth = smooth.detach()\n"),),
-    ),
-    Case(
         name="learnable adjacency is normalised once, outside the loop",
         kind="second_backward",
         text="""\
@@ -267,24 +250,6 @@ for epoch in range(3):
         ),
     ),
     Case(
-        name="a saliency map takes the gradient before the loss goes backward",
-        kind="second_backward",
-        text="""\
-model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ELU(), nn.Flatten(), nn.Linear(16, 3))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for x, y in [(torch.randn(2, 1, 4, 4), torch.tensor([0, 2]))]:
-    x.requires_grad_()
-    logits = model(x)
-    loss = F.cross_entropy(logits, y)
-    (saliency,) = torch.autograd.grad(loss, x)  #> first
-    penalty = saliency.abs().mean()
-    opt.zero_grad()
-    loss.backward()  #> location
-    opt.step()
-""",
-        edits=(("torch.autograd.grad(loss, x)  #> first", "torch.autograd.grad(loss, x, retain_graph=True)"),),
-    ),
-    Case(
         name="the fake images are not detached for the discriminator",
         kind="second_backward",
         link="https://github.com/GBLin5566/toward-controlled-generation-of-text-pytorch/issues/8",
@@ -310,39 +275,6 @@ for epoch in range(2):
         optimizer_G.step()
 """,
         edits=(("adversarial_loss(discriminator(gen_imgs), fake)", "adversarial_loss(discriminator(gen_imgs.detach()), fake)"),),
-    ),
-    Case(
-        name="a covariance is built once from its Cholesky parameter",
-        kind="second_backward",
-        text="""\
-loc = nn.Parameter(torch.zeros(3))
-raw = nn.Parameter(torch.eye(3))
-scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))  #> shared
-posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)  #> shared
-data = torch.randn(32, 3) * 2 + 1
-optimizer = torch.optim.Adam([loc, raw], lr=0.1)
-for i in range(4):
-    optimizer.zero_grad()
-    nll = -posterior.log_prob(data).mean()
-    nll.backward()  #> location, first
-    optimizer.step()
-""",
-        edits=(
-            (
-                (
-                    "scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))  #> shared\n"
-                    "posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)  #> shared\n"
-                ),
-                "",
-            ),
-            (
-                "    nll = -posterior",
-                (
-                    "    scale = torch.tril(raw, -1) + torch.diag(F.softplus(raw.diagonal()))\n"
-                    "    posterior = torch.distributions.MultivariateNormal(loc, scale_tril=scale)\n    nll = -posterior"
-                ),
-            ),
-        ),
     ),
 )
 
@@ -379,27 +311,6 @@ class Trainer:
 Trainer().train([torch.rand(2, 3, 6, 6) for _ in range(2)])
 """,
         edits=(('        losses["loss"].backward()\n        self.opt.step()\n\nTrainer', "\nTrainer"),),
-    ),
-    Case(
-        name="the loss compares predicted classes",
-        kind="cut",
-        ops=("argmax", "max"),
-        text="""\
-net = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
-optimizer = torch.optim.Adam(net.parameters())
-criterion = nn.MSELoss()
-for images, labels in [(torch.randn(4, 4, 4), torch.randint(10, (4,)))]:
-    outputs = net(images)
-    predictions = torch.argmax(outputs, dim=1)  #> location
-    loss = criterion(predictions.float(), labels.float())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(
-            ("    predictions = torch.argmax(outputs, dim=1)  #> location\n", ""),
-            ("criterion(predictions.float(), labels.float())", "F.cross_entropy(outputs, labels)"),
-        ),
     ),
     Case(
         name="reentrant checkpoints behind frozen embeddings",
@@ -635,26 +546,6 @@ for _ in range(3):
             ("keep = torch.sigmoid(self.score(x)) > 0.5", "soft = torch.sigmoid(self.score(x))"),
             ("return x * keep.float()", "return x * ((soft > 0.5).float() + soft - soft.detach())"),
         ),
-    ),
-    Case(
-        name="the loss compares two targets",
-        kind="cut",
-        text="""\
-generator = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.PReLU(), nn.Conv2d(4, 1, 3, padding=1))
-optimizer = torch.optim.Adam(generator.parameters(), lr=1e-4)
-criterion = nn.L1Loss()
-
-def train_one(lr_img, hr_img):
-    sr_img = generator(lr_img)
-    pixel_loss = criterion(lr_img, hr_img)  #> location
-    optimizer.zero_grad()
-    pixel_loss.backward()
-    optimizer.step()
-    return pixel_loss.item()
-
-train_one(torch.rand(2, 1, 8, 8), torch.rand(2, 1, 8, 8))
-""",
-        edits=(("criterion(lr_img, hr_img)", "criterion(sr_img, hr_img)"),),
     ),
     Case(
         name="REINFORCE with the action in place of its log-probability",

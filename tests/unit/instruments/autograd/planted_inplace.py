@@ -224,42 +224,6 @@ for ids in torch.randint(11, (2, 3, 5)):
         ),
     ),
     Case(
-        name="a focal loss clamps the probabilities of the heatmap in place",
-        kind="inplace",
-        ops=("sigmoid", "sigmoid_"),
-        tensors=("pred", "p", "hm", "out"),
-        text="""\
-class CenterHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.hm = nn.Conv2d(8, 2, 1)
-        self.wh = nn.Conv2d(8, 2, 1)
-
-    def forward(self, x):
-        f = self.backbone(x)
-        return {"hm": self.hm(f), "wh": self.wh(f)}
-
-def focal(pred, gt):
-    pred.clamp_(min=1e-4, max=1 - 1e-4)  #> location
-    pos = gt.eq(1).float()
-    loss = pos * torch.log(pred) * (1 - pred) ** 2 + (1 - pos) * torch.log(1 - pred) * pred**2
-    return -loss.mean()
-
-model = CenterHead()
-opt = torch.optim.Adam(model.parameters())
-for it in range(2):
-    img, gt, wh = torch.randn(2, 3, 8, 8), torch.randint(2, (2, 2, 8, 8)), torch.rand(2, 2, 8, 8)
-    out = model(img)
-    hm = torch.sigmoid(out["hm"])  #> saved
-    loss = focal(hm, gt) + 0.1 * F.l1_loss(out["wh"], wh)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("    pred.clamp_(min=1e-4, max=1 - 1e-4)  #> location\n", "    pred = pred.clamp(min=1e-4, max=1 - 1e-4)\n"),),
-    ),
-    Case(
         name="an embedding with max_norm renormalises weights that are already in the graph",
         kind="inplace",
         link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
@@ -358,70 +322,6 @@ for update in range(3):
     opt.step()
 """,
         edits=((", inplace=True", ""),),
-    ),
-    Case(
-        name="running statistics are updated after they were multiplied with a parameter",
-        kind="inplace",
-        ops=("mul",),
-        tensors=("norm.mean", "mean", "self.mean", "net.norm.mean"),
-        module="norm",
-        text="""\
-class RunningNorm(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(dim))
-        self.register_buffer("mean", torch.zeros(dim))
-
-    def forward(self, x):
-        centred = x - self.gamma * self.mean  #> saved
-        if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)  #> location
-        return centred
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = RunningNorm(4)
-        self.fc = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.fc(self.norm(x))
-
-def fit(net, steps):
-    opt = torch.optim.SGD(net.parameters(), lr=0.05, nesterov=True, momentum=0.9)
-    for _ in range(steps):
-        x = torch.randn(10, 4) + 1
-        loss = F.huber_loss(net(x), x.sum(1, keepdim=True))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-
-fit(Net(), 3)
-""",
-        edits=(("self.gamma * self.mean  #> saved", "self.gamma * self.mean.clone()"),),
-    ),
-    Case(
-        name="squared errors are weighted in place",
-        kind="inplace",
-        ops=("pow",),
-        tensors=("diff",),
-        text="""\
-def weighted_mse(pred, target, weight):
-    diff = pred - target
-    squared = diff**2  #> saved
-    diff.mul_(weight)  #> location
-    return (squared * weight).mean() + diff.abs().mean()
-
-model = nn.Sequential(nn.Linear(3, 8), nn.Softplus(), nn.Linear(8, 2))
-opt = torch.optim.Adamax(model.parameters())
-for epoch in range(2):
-    for x, y, w in [(torch.randn(4, 3), torch.randn(4, 2), torch.rand(4, 2)) for _ in range(2)]:
-        opt.zero_grad()
-        loss = weighted_mse(model(x), y, w)
-        loss.backward()
-        opt.step()
-""",
-        edits=(("    diff.mul_(weight)  #> location\n", "    diff = diff * weight\n"),),
     ),
     Case(
         name="a recurrent policy resets its state where an episode ended",

@@ -31,31 +31,6 @@ for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
         edits=(("nn.MultiheadAttention(4, 2)", "nn.MultiheadAttention(4, 2, batch_first=True)"),),
     ),
     Case(
-        name="an LSTM without batch_first runs along the batch",
-        kind="leaking_batch",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(4, 6)  #> location
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        out, _ = self.rnn(x)  #> saved
-        return self.fc(out[:, -1])
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        module="rnn",
-        edits=(("nn.LSTM(4, 6)", "nn.LSTM(4, 6, batch_first=True)"),),
-    ),
-    Case(
         name="a softmax module over dimension 0 of feature maps",
         kind="leaking_batch",
         text="""\
@@ -81,85 +56,6 @@ for x, y in [(torch.randn(7, 2, 6, 6), torch.randint(3, (7,))) for _ in range(3)
         ops=("softmax",),
         module="s",
         edits=(("nn.Softmax(dim=0)", "nn.Softmax(dim=-1)"),),
-    ),
-    Case(
-        name="logits of shape (steps, batch) are viewed as (batch, steps)",
-        kind="scrambled",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.e = nn.Embedding(11, 6)
-        self.rnn = nn.LSTM(6, 6)
-        self.fc = nn.Linear(6, 11)
-
-    def forward(self, x):
-        h, _ = self.rnn(self.e(x).transpose(0, 1))
-        return self.fc(h).view(x.size(0), x.size(1), 11)  #> location
-
-net = Net()
-opt = torch.optim.Adam(net.parameters())
-for x, y in [(torch.randint(11, (4, 5)), torch.randint(11, (4, 5))) for _ in range(3)]:
-    logits = net(x)
-    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        ops=("view",),
-        edits=((".view(x.size(0), x.size(1), 11)", ".transpose(0, 1)"),),
-    ),
-    Case(
-        name="a transformer encoder without batch_first",
-        kind="leaking_batch",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)  #> location
-        self.inp = nn.Linear(4, 8)
-        self.fc = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.fc(self.enc(self.inp(x)).mean(1))  #> saved
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        module="enc.layers.0.self_attn",
-        edits=(("nn.TransformerEncoderLayer(8, 2, 16)", "nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)"),),
-    ),
-    Case(
-        name="channels first are reshaped for a GRU that wants time first",
-        kind="scrambled",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv1d(4, 6, 3, padding=1)
-        self.rnn = nn.GRU(6, 6)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x):
-        h = self.conv(x).reshape(9, 7, 6)  #> location
-        out, _ = self.rnn(h)
-        return self.fc(out[-1])
-
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(7, 4, 9), torch.randint(3, (7,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        ops=("view", "_unsafe_view"),
-        edits=((".reshape(9, 7, 6)", ".permute(2, 0, 1)"),),
     ),
     Case(
         name="attention of a language model over the wrong dimension",

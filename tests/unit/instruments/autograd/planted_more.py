@@ -6,36 +6,6 @@ __all__ = ["CASES"]
 
 CASES = (
     Case(
-        name="CLIP features are normalised in place while training",
-        kind="inplace",
-        ops=("linalg_vector_norm", "norm", "div", "div_"),
-        tensors=("image_features",),
-        text="""\
-class TinyCLIP(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.visual, self.textual = nn.Linear(6, 4), nn.Linear(5, 4)
-        self.logit_scale = nn.Parameter(torch.tensor(2.6))
-
-    def forward(self, image, text):
-        image_features = self.visual(image)
-        text_features = self.textual(text)
-        image_features /= image_features.norm(dim=-1, keepdim=True)  #> location, saved
-        text_features = text_features / text_features.norm(dim=-1, keepdim=True)
-        return self.logit_scale.exp() * image_features @ text_features.t()
-
-model = TinyCLIP()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for _ in range(2):
-    logits = model(torch.randn(4, 6), torch.randn(4, 5))
-    loss = F.cross_entropy(logits, torch.arange(4))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("image_features /= image_features.norm", "image_features = image_features / image_features.norm"),),
-    ),
-    Case(
         name="CycleGAN: both discriminators step before the generators",
         kind="inplace",
         link="https://github.com/cy-xu/simple_CycleGAN/issues/3",
@@ -167,26 +137,6 @@ for segment in torch.randint(10, (3, 2, 5)):
         ),
     ),
     Case(
-        name="the phase is misspelt in set_grad_enabled",
-        kind="cut",
-        text="""\
-model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-data = {p: [(torch.randn(4, 3, 2, 2), torch.randint(2, (4,)))] for p in ("training", "val")}
-for epoch in range(2):
-    for phase in ["training", "val"]:
-        model.train(phase == "training")
-        for inputs, labels in data[phase]:
-            optimizer.zero_grad()
-            with torch.set_grad_enabled(phase == "train"):  #> location
-                loss = F.cross_entropy(model(inputs), labels)
-                if phase == "training":
-                    loss.backward()
-                    optimizer.step()
-""",
-        edits=(('phase == "train")', 'phase == "training")'),),
-    ),
-    Case(
         name="a view of a leaf is written by slices",
         kind="leaf_inplace",
         kinds=("view_inplace",),
@@ -217,26 +167,6 @@ for x in torch.randn(4, 6, 4):
     optimizer.step  #> location
 """,
         edits=(("    optimizer.step  #> location\n", "    optimizer.step()\n"),),
-    ),
-    Case(
-        name="the loss is wrapped in a new tensor that requires gradients",
-        kind="no_gradient",
-        also=("stepped_without_backward",),
-        parameters=("0.weight", "0.bias", "2.weight", "2.bias"),
-        text="""\
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters())
-for x in torch.randn(3, 6, 4):
-    errors = [(model(row) - row.sum()).abs().item() for row in x]  #> location
-    loss = torch.tensor(sum(errors) / len(errors), requires_grad=True)  #> location
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(
-            ("row.sum()).abs().item()", "row.sum()).abs().squeeze()"),
-            ("torch.tensor(sum(errors) / len(errors), requires_grad=True)", "sum(errors) / len(errors)"),
-        ),
     ),
     Case(
         name="only a scale outside the optimizer learns: the network's output is detached",

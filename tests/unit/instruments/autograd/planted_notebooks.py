@@ -38,10 +38,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-def scale_(h, s):
-    h.mul_(s)  #> location
-    return h
-
 def train_step(model, optimizer, x, y, criterion=F.mse_loss):
     optimizer.zero_grad()
     out = model(x)
@@ -128,25 +124,6 @@ for i, x in enumerate(torch.randn(4, 5, 4)):
         ),
         kinds=("second_backward",),
         tensors=("h",),
-    ),
-    Notebook(
-        name="swallowed by try/except: nothing learns",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Linear(4, 1)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for i, x in enumerate(torch.randn(4, 5, 4)):
-    try:
-        loss = net(x).detach().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-    except RuntimeError:
-        pass
-""",
-        ),
-        kinds=(),
     ),
     Notebook(
         name="decorated training step",
@@ -550,59 +527,6 @@ opt = torch.optim.Adam(scaling_factors, lr=0.1)
         tensors=("scaling_factors",),
     ),
     Notebook(
-        name="pyod DeepSVDD: regulariser computed once",
-        cells=(
-            """\
-class SVDD(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
-    def forward(self, x): return self.net(x)
-""",
-            """\
-%%autograd -o r
-model = SVDD(); opt = torch.optim.Adam(model.parameters())
-c = torch.zeros(2)
-w_d = 1e-3 * sum(torch.linalg.norm(w) for w in model.parameters())  #> shared
-for epoch in range(2):
-    epoch_loss = 0
-    for batch in torch.randn(3, 5, 6):
-        out = model(batch)
-        dist = torch.sum((out - c) ** 2, dim=-1)
-        loss = torch.mean(dist) + w_d
-        epoch_loss += loss
-        opt.zero_grad()
-        loss.backward()  #> location
-        opt.step()
-""",
-        ),
-        kinds=("second_backward",),
-        tensors=("w_d",),
-    ),
-    Notebook(
-        name="language model eval() between, generator function with yields",
-        cells=(
-            """\
-def batches(n):
-    for _ in range(n):
-        yield torch.randn(5, 4), torch.randint(3, (5,))
-def fit(model, opt, n):
-    for x, y in batches(n):
-        loss = F.cross_entropy(model(x), y)
-        opt.zero_grad()
-        loss.backward
-        opt.step()  #> location
-        yield loss.item()
-""",
-            """\
-%%autograd -o r
-m = nn.Linear(4, 3); o = torch.optim.SGD(m.parameters(), lr=.1)
-history = list(fit(m, o, 4))
-""",
-        ),
-        kinds=("stepped_without_backward",),
-    ),
-    Notebook(
         name="staticmethod loss with numpy in the middle",
         cells=(
             """\
@@ -643,34 +567,6 @@ for x, y in zip(torch.randn(3, 5, 4), torch.randint(3, (3, 5))):
         parameters=("bias", "weight"),
     ),
     Notebook(
-        name="optimizer of yesterday's model in a class, model reloaded",
-        cells=(
-            """\
-import copy
-class Exp:
-    def __init__(self):
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-        self.opt = torch.optim.Adam(self.model.parameters(), lr=1e-3)  #> location
-    def load(self, model):
-        self.model = copy.deepcopy(model)  #> location
-    def fit(self, n):
-        for x in torch.randn(n, 5, 4):
-            self.opt.zero_grad()
-            loss = self.model(x).pow(2).mean()
-            loss.backward()
-            self.opt.step()
-e = Exp()
-e.load(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
-""",
-            """\
-%%autograd -o r
-e.fit(4)
-""",
-        ),
-        kinds=("stale_optimizer",),
-        parameters=("0.bias", "0.weight", "2.bias", "2.weight"),
-    ),
-    Notebook(
         name="BN twice: siamese, shared stats",
         cells=(
             """\
@@ -693,25 +589,6 @@ for x in torch.randn(3, 8, 4):
         ops=("mul",),
         writer_ops=("mul_",),
         tensors=("center",),
-    ),
-    Notebook(
-        name="WGAN: clamp_ of parameters without no_grad",
-        cells=(
-            """\
-D = nn.Linear(4, 1); od = torch.optim.RMSprop(D.parameters())
-""",
-            """\
-%%autograd -o r
-for x in torch.randn(3, 5, 4):
-    for p in D.parameters():
-        p.clamp_(-0.01, 0.01)  #> location
-    l = D(x).mean(); od.zero_grad(); l.backward(); od.step()
-""",
-        ),
-        kinds=("leaf_inplace",),
-        writer_ops=("clamp_",),
-        tensors=("p", "weight"),
-        fix="no_grad",
     ),
     Notebook(
         name="weighted sampling: float mask indexing; non-scalar from a dict of losses",
@@ -781,67 +658,6 @@ norms = [a.grad.norm() for a in acts]  #> location
         ),
         kinds=("other",),
         fix="retain_grad",
-    ),
-    Notebook(
-        name="only bias decays: two groups forget LayerNorm",
-        cells=(
-            """\
-class B(nn.Module):
-    def __init__(self):
-        super().__init__(); self.l1, self.ln, self.l2 = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)
-    def forward(self, x): return self.l2(self.ln(self.l1(x)).relu())
-m = B()
-decay = [p for n, p in m.named_parameters() if n.endswith("weight") and "ln" not in n]
-no_decay = [p for n, p in m.named_parameters() if n.endswith("bias") and "ln" not in n]
-opt = torch.optim.AdamW([{"params": decay, "weight_decay": .01}, {"params": no_decay, "weight_decay": 0.}], lr=1e-3)  #> location
-""",
-            """\
-%%autograd -o r
-for _ in range(3):
-    l = F.cross_entropy(m(torch.randn(5, 4)), torch.randint(2, (5,))); opt.zero_grad(); l.backward(); opt.step()
-""",
-        ),
-        kinds=("not_in_optimizer",),
-        parameters=("ln.bias", "ln.weight"),
-    ),
-    Notebook(
-        name="docs RNN: h_t[layer] written in place",
-        cells=(
-            """\
-rnn = nn.RNN(3, 5, 2)
-params = dict(rnn.named_parameters())
-def forward(x, hx=None, batch_first=False):
-    seq_len, batch_size, _ = x.size()
-    if hx is None:
-        hx = torch.zeros(rnn.num_layers, batch_size, rnn.hidden_size)
-    h_t_minus_1 = hx
-    h_t = hx
-    output = []
-    for t in range(seq_len):
-        for layer in range(rnn.num_layers):
-            input_t = x[t] if layer == 0 else h_t[layer - 1]
-            h_t[layer] = torch.tanh(  #> location
-                input_t @ params[f"weight_ih_l{layer}"].T
-                + h_t_minus_1[layer] @ params[f"weight_hh_l{layer}"].T
-                + params[f"bias_ih_l{layer}"]
-                + params[f"bias_hh_l{layer}"]
-            )
-        output.append(h_t[-1])
-        h_t_minus_1 = h_t
-    return torch.stack(output), h_t
-opt = torch.optim.SGD(rnn.parameters(), lr=.1)
-""",
-            """\
-%%autograd -o r
-for x in torch.randn(2, 6, 4, 3):
-    out, h = forward(x)
-    loss = out.pow(2).mean(); opt.zero_grad(); loss.backward(); opt.step()
-""",
-        ),
-        kinds=("inplace",),
-        writer_ops=("copy_",),
-        tensors=("h_t", "hx"),
-        fix=r"h_t = h_t\.clone\(\)|clone",
     ),
     Notebook(
         name="Qwen3VL: deepstack writes to the view of a custom Function",
@@ -952,27 +768,6 @@ for _ in range(2):
 """,
         ),
         kinds=("inplace",),
-    ),
-    Notebook(
-        name="bare after: leaf in a function",
-        cells=(
-            """\
-def sgd(params, lr):
-    for p in params:
-        p -= lr * p.grad  #> location
-""",
-            """\
-w = torch.randn(3, requires_grad=True)
-(w ** 2).sum().backward()
-sgd([w], 0.1)
-""",
-            """\
-%autograd -o r
-""",
-        ),
-        kinds=("leaf_inplace",),
-        tensors=("p",),
-        fix="no_grad",
     ),
     Notebook(
         name="bare after: non-scalar",
@@ -1095,73 +890,6 @@ for x in torch.randn(6, 5, 4):
         ),
     ),
     Notebook(
-        name="EWC: fisher from squared gradients, then training",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Linear(4, 2); fisher = {n: torch.zeros_like(p) for n, p in net.named_parameters()}
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in zip(torch.randn(5, 1, 4), torch.randint(2, (5, 1))):
-    net.zero_grad(); F.cross_entropy(net(x), y).backward()
-    for n, p in net.named_parameters(): fisher[n] += p.grad.data ** 2
-old = {n: p.detach().clone() for n, p in net.named_parameters()}
-for x, y in zip(torch.randn(5, 8, 4), torch.randint(2, (5, 8))):
-    loss = F.cross_entropy(net(x), y) + sum((fisher[n] * (p - old[n]) ** 2).sum() for n, p in net.named_parameters())
-    opt.zero_grad(); loss.backward(); opt.step()
-""",
-        ),
-    ),
-    Notebook(
-        name="loss finite check skips with zero_grad",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for i, x in enumerate(torch.randn(8, 5, 4)):
-    loss = net(x).pow(2).mean()
-    loss.backward()
-    if i in (1, 3):
-        opt.zero_grad(); continue
-    opt.step(); opt.zero_grad()
-""",
-        ),
-    ),
-    Notebook(
-        name="teacher in train mode beside a trained student, both called",
-        cells=(
-            """\
-%%autograd -o r
-teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)); student = nn.Linear(4, 3)
-o = torch.optim.SGD(student.parameters(), lr=0.1)
-for x in torch.randn(4, 6, 4):
-    with torch.no_grad(): t = teacher(x)
-    l = F.kl_div(F.log_softmax(student(x), 1), F.softmax(t, 1), reduction="batchmean")
-    o.zero_grad(); l.backward(); o.step()
-""",
-        ),
-    ),
-    Notebook(
-        name="actor-critic: torch.tensor of float rewards beside log-probabilities",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Sequential(nn.Linear(4, 16), nn.ReLU()); pi, v = nn.Linear(16, 2), nn.Linear(16, 1)
-opt = torch.optim.Adam([*net.parameters(), *pi.parameters(), *v.parameters()])
-for ep in range(3):
-    lp, vs, rs = [], [], []
-    for t in range(6):
-        h = net(torch.randn(4)); d = torch.distributions.Categorical(logits=pi(h)); a = d.sample()
-        lp.append(d.log_prob(a)); vs.append(v(h)); rs.append(float(a.item() == 0))
-    R, returns = 0.0, []
-    for r_ in rs[::-1]:
-        R = r_ + 0.99 * R; returns.insert(0, R)
-    returns = torch.tensor(returns); returns = (returns - returns.mean()) / (returns.std() + 1e-6)
-    loss = torch.stack([-l * (g - val.item()) + F.smooth_l1_loss(val, g.view(1)) for l, val, g in zip(lp, vs, returns)]).sum()
-    opt.zero_grad(); loss.backward(); opt.step()
-""",
-        ),
-    ),
-    Notebook(
         name="optimizer constructor fails, is caught, and made anew",
         cells=(
             """\
@@ -1173,109 +901,6 @@ except ValueError as e:
     opt = torch.optim.Adam(net.parameters(), lr=0.1)
     for x in torch.randn(3, 5, 4):
         l = net(x).pow(2).mean(); opt.zero_grad(); l.backward(); opt.step()
-""",
-        ),
-    ),
-    Notebook(
-        name="two losses by torch.tensor for logging only",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Linear(4, 2); opt = torch.optim.SGD(net.parameters(), lr=0.1); log = []
-for x in torch.randn(4, 5, 4):
-    a, b = net(x).pow(2).mean(), net(x).abs().mean()
-    log.append(torch.tensor([a, b]))
-    opt.zero_grad(); (a + b).backward(); opt.step()
-shown = torch.stack(log)
-""",
-        ),
-    ),
-    Notebook(
-        name="bare %autograd with no error before",
-        cells=(
-            """\
-x = 1
-""",
-            """\
-%autograd -o r
-""",
-        ),
-    ),
-    Notebook(
-        name="virtual adversarial training",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)); o = torch.optim.Adam(net.parameters())
-for x in torch.randn(4, 6, 4):
-    with torch.no_grad(): p = net(x).softmax(1)
-    d = torch.randn_like(x)
-    for _ in range(2):
-        d = 1e-2 * F.normalize(d, dim=1); d.requires_grad_()
-        F.kl_div(net(x + d).log_softmax(1), p, reduction="batchmean").backward()
-        d = d.grad.detach(); net.zero_grad()
-    l = F.kl_div(net(x + F.normalize(d, dim=1)).log_softmax(1), p, reduction="batchmean")
-    o.zero_grad(); l.backward(); o.step()
-""",
-        ),
-    ),
-    Notebook(
-        name="warm-up backwards whose gradients are discarded, then training",
-        cells=(
-            """\
-%%autograd -o r
-net = nn.Linear(4, 1); o = torch.optim.SGD(net.parameters(), lr=.1)
-for x in torch.randn(3, 5, 4):
-    net(x).pow(2).mean().backward(); o.zero_grad()
-for x in torch.randn(4, 5, 4):
-    l = net(x).pow(2).mean(); o.zero_grad(); l.backward(); o.step()
-""",
-        ),
-    ),
-    Notebook(
-        name="physics-informed: derivatives by create_graph, LBFGS then Adam",
-        cells=(
-            """\
-%%autograd -o r
-u = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)); o = torch.optim.Adam(u.parameters(), 1e-3)
-lb = torch.optim.LBFGS(u.parameters(), max_iter=3)
-def loss():
-    x = torch.linspace(0, 1, 20)[:, None].requires_grad_()
-    y = u(x); dy, = torch.autograd.grad(y.sum(), x, create_graph=True); d2, = torch.autograd.grad(dy.sum(), x, create_graph=True)
-    return (d2 + y).pow(2).mean() + u(torch.zeros(1, 1)).pow(2).mean()
-for _ in range(3):
-    o.zero_grad(); l = loss(); l.backward(); o.step()
-def closure():
-    lb.zero_grad(); l = loss(); l.backward(); return l
-lb.step(closure)
-""",
-        ),
-    ),
-    Notebook(
-        name="normalizing flow, EMA by swap, evaluation each epoch",
-        cells=(
-            """\
-%%autograd -o r
-class Coupling(nn.Module):
-    def __init__(self):
-        super().__init__(); self.n = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(.1), nn.Linear(8, 2))
-    def forward(self, x):
-        a, b = x.chunk(2, 1); s, t = self.n(a).chunk(2, 1); s = s.tanh()
-        return torch.cat([b * s.exp() + t, a], 1), s.sum(1)
-fl = nn.ModuleList(Coupling() for _ in range(2)); o = torch.optim.Adam(fl.parameters())
-ema = {k: v.clone() for k, v in fl.state_dict().items()}
-for _ in range(3):
-    fl.train()
-    for x in torch.randn(2, 16, 2):
-        ld = 0
-        for f in fl: x, d = f(x); ld = ld + d
-        l = (x.pow(2).sum(1) / 2 - ld).mean(); o.zero_grad(); l.backward(); o.step()
-        for k, v in fl.state_dict().items(): ema[k].lerp_(v, .1)
-    keep = {k: v.clone() for k, v in fl.state_dict().items()}; fl.load_state_dict(ema); fl.eval()
-    with torch.no_grad():
-        x = torch.randn(4, 2)
-        for f in fl: x, _ = f(x)
-    fl.load_state_dict(keep)
 """,
         ),
     ),

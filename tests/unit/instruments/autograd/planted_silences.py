@@ -186,23 +186,6 @@ for x in torch.randn(3, 8, 6):
         tensors=("codes", "h"),
         edits=(("    codes = h.detach().numpy()\n    codes[codes < 0.5] = 0  #> location\n", "    h = h * (h >= 0.5)\n"),),
     ),
-    Case(
-        name="an activation is scaled through DLPack",
-        kind="stale_value",
-        text="""\
-body, head = nn.Sequential(nn.Linear(5, 9), nn.Tanh()), nn.Linear(9, 2)
-opt = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
-for x, y in [(torch.randn(6, 5), torch.randint(2, (6,))) for _ in range(3)]:
-    h = body(x)
-    out = head(h)
-    torch.from_dlpack(h.detach()).mul_(0.5)  #> location
-    loss = F.cross_entropy(out, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("    torch.from_dlpack(h.detach()).mul_(0.5)  #> location\n", ""), ("out = head(h)", "out = head(h * 0.5)")),
-    ),
 )
 
 _NO_GRADIENT = (
@@ -451,27 +434,6 @@ for x, y in [(torch.randn(6, 4), torch.randint(2, (6,))) for _ in range(4)]:
         edits=(("old.parameters()", "net.parameters()"),),
     ),
     Case(
-        name="the model is made again after its optimizer",
-        kind="stale_optimizer",
-        text="""\
-def make():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-
-model = make()
-optimizer = torch.optim.Adam(model.parameters())  #> location
-best = None
-for fold in range(2):
-    model = make()
-    for epoch in range(2):
-        x, y = torch.randn(6, 4), torch.randint(2, (6,))
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-        edits=(("    model = make()\n    for", "    model = make()\n    optimizer = torch.optim.Adam(model.parameters())\n    for"),),
-    ),
-    Case(
         name="the classifier is replaced after the optimizer was made",
         kind="stale_optimizer",
         parameters=("fc.weight", "fc.bias"),
@@ -605,40 +567,6 @@ Learner().fit(3)
         ),
     ),
     Case(
-        name="gradients are never cleared",
-        kind="never_zeroed",
-        text="""\
-model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for epoch in range(6):
-    x = torch.randn(16, 2)
-    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("    loss.backward()\n", "    optimizer.zero_grad()\n    loss.backward()\n"),),
-    ),
-    Case(
-        name="one of two optimizers is never cleared",
-        kind="never_zeroed",
-        text="""\
-actor, critic = nn.Linear(4, 2), nn.Linear(4, 1)
-opt_a, opt_c = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
-for _ in range(6):
-    s, a, r = torch.randn(8, 4), torch.randint(2, (8,)), torch.randn(8)
-    v = critic(s).squeeze(1)
-    critic_loss = F.mse_loss(v, r)
-    critic_loss.backward()
-    opt_c.step()
-    logp = actor(s).log_softmax(1).gather(1, a[:, None]).squeeze(1)
-    actor_loss = -(logp * (r - v.detach())).mean()
-    opt_a.zero_grad()
-    actor_loss.backward()
-    opt_a.step()
-""",
-        edits=(("    critic_loss.backward()\n", "    opt_c.zero_grad()\n    critic_loss.backward()\n"),),
-    ),
-    Case(
         name="backward is not called at all",
         kind="stepped_without_backward",
         text="""\
@@ -693,28 +621,6 @@ train(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1)), [(torch.randn(
 )
 
 _MODES = (
-    Case(
-        name="a training epoch under a no_grad decorator",
-        kind="grad_disabled",
-        also=("no_gradient", "stepped_without_backward"),
-        text="""\
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-
-@torch.no_grad()  #> location
-def train_epoch(loader):
-    for x, y in loader:
-        loss = F.cross_entropy(model(x), y)
-        loss.requires_grad_(True)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-
-for epoch in range(2):
-    train_epoch([(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(2)])
-""",
-        edits=(("@torch.no_grad()  #> location\n", ""), ("        loss.requires_grad_(True)\n", "")),
-    ),
     Case(
         name="gradients stay off after an evaluation, and the loss is forced",
         kind="grad_disabled",
@@ -780,30 +686,6 @@ for batch in torch.randn(3, 4, 6):
         ),
     ),
     Case(
-        name="validation leaves the model in eval mode",
-        kind="train_in_eval_mode",
-        text="""\
-model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
-optimizer = torch.optim.Adam(model.parameters())
-train_set = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(2)]
-
-def validate():
-    model.eval()
-    with torch.no_grad():
-        return sum((model(x).argmax(1) == y).float().mean().item() for x, y in train_set)
-
-model.train()
-for epoch in range(4):
-    for x, y in train_set:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-    validate()
-""",
-        edits=(("for epoch in range(4):\n", "for epoch in range(4):\n    model.train()\n"),),
-    ),
-    Case(
         name="a loaded model is fine-tuned as it was saved for inference",
         kind="train_in_eval_mode",
         text="""\
@@ -866,41 +748,6 @@ for rows in x.split(2):
         edits=(("    out = F", "    net.eval()\n    out = F"),),
     ),
     Case(
-        name="a BatchNorm sees the test set in train mode",
-        kind="eval_in_train_mode",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.bn, self.fc = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.fc(self.bn(self.conv(x)).relu().mean((2, 3)))
-
-def test(net, loader):
-    with torch.no_grad():
-        return sum(F.cross_entropy(net(x), y).item() for x, y in loader) / len(loader)  #> location
-
-def train(net, loader, test_loader, epochs=2):
-    opt = torch.optim.SGD(net.parameters(), lr=0.05)
-    for _ in range(epochs):
-        for x, y in loader:
-            opt.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            opt.step()
-        print(test(net, test_loader))
-
-def data(n):
-    return [(torch.randn(4, 1, 6, 6), torch.randint(4, (4,))) for _ in range(n)]
-
-train(Net(), data(3), data(3))
-""",
-        edits=(
-            ("    with torch.no_grad():\n        return", "    net.eval()\n    with torch.no_grad():\n        return"),
-            ("        for x, y in loader:\n            opt", "        net.train()\n        for x, y in loader:\n            opt"),
-        ),
-    ),
-    Case(
         name="predictions of a test set under inference_mode, dropout on",
         kind="eval_in_train_mode",
         text="""\
@@ -930,31 +777,6 @@ with torch.inference_mode():
 print(torch.cat(preds).mean())
 """,
         edits=(("preds = []\n", "preds = []\nclf.eval()\n"),),
-    ),
-    Case(
-        name="a softmax layer ends the network, and CrossEntropyLoss follows",
-        kind="double_softmax",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(16, 12), nn.Linear(12, 10)
-        self.softmax = nn.Softmax(dim=1)
-
-    def forward(self, x):
-        x = F.relu(self.fc1(x.flatten(1)))
-        return self.softmax(self.fc2(x))  #> location
-
-net = Net()
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for images, labels in [(torch.randn(4, 1, 4, 4), torch.randint(10, (4,))) for _ in range(3)]:
-    optimizer.zero_grad()
-    loss = criterion(net(images), labels)  #> location
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("return self.softmax(self.fc2(x))", "return self.fc2(x)"),),
     ),
     Case(
         name="probabilities of a segmentation are reshaped, then cross_entropy",
@@ -991,32 +813,6 @@ for x, y in [(torch.randn(4, 6), torch.randint(5, (4,))) for _ in range(3)]:
     opt.step()
 """,
         edits=(("nn.CrossEntropyLoss()(p, y)", "F.nll_loss(p.log(), y)"),),
-    ),
-    Case(
-        name="view in the place of a transpose mixes the samples of a batch",
-        kind="scrambled",
-        text="""\
-class SeqNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.RNN(3, 6)
-        self.fc = nn.Linear(6, 2)
-
-    def forward(self, x):
-        batch, steps, feats = x.shape
-        x = x.view(steps, batch, feats)  #> location
-        out, _ = self.rnn(x)
-        return self.fc(out[-1])
-
-model = SeqNet()
-optimizer = torch.optim.Adam(model.parameters())
-for x, y in [(torch.randn(4, 5, 3), torch.randint(2, (4,))) for _ in range(3)]:
-    loss = F.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("x.view(steps, batch, feats)", "x.transpose(0, 1)"),),
     ),
     Case(
         name="attention is normalised over the batch",

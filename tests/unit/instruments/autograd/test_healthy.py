@@ -32,6 +32,6 @@ def test_nothing_is_found(program: Program, observe: Observe, monkeypatch: pytes
     assert observed.report.problems == ()
 
 
-def test_there_are_enough() -> None:
+def test_each_has_a_name_of_its_own() -> None:
     names = [program.name for program in HEALTHY + TRAPS + BATCHES]
-    assert len(set(names)) == len(names) >= 75
+    assert len(set(names)) == len(names)

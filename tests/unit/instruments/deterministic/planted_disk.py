@@ -51,16 +51,6 @@ shutil.rmtree(root / "out")
 y = x + len(os.listdir(root / "out"))
 """,
     ),
-    "in the order of the folder": (
-        "",
-        """\
-for i in range(12):
-    (root / f"part{i * 7 % 12}.txt").write_text(str(i))
-names = os.listdir(root)
-x = torch.tensor([float((root / name).read_text()) for name in names])
-y = torch.tensor([float(path.read_text()) for path in root.iterdir()]) - x
-""",
-    ),
     "only if it is new": (
         "",
         """\
@@ -123,28 +113,6 @@ with contextlib.closing(sqlite3.connect(root / "runs.db")) as runs:
     "memory that is a file": (
         "mapped = np.memmap(root / 'mapped', dtype='float32', mode='w+', shape=(4,))",
         "mapped[:] += 1\nx = torch.from_numpy(np.asarray(mapped)).sum()",
-    ),
-    "a thread that writes": (
-        "",
-        """\
-def work():
-    with open(root / "log", "a") as file:
-        file.write("one\\n")
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-x = torch.ones(2) * len((root / "log").read_text().splitlines())
-""",
-    ),
-    "in another working folder": (
-        "(root / 'inner').mkdir()\nhere = os.getcwd()",
-        """\
-n = len(os.listdir("."))
-os.chdir(root / "inner")
-Path("there").write_text("1")
-x = torch.ones(2) * (n + len(os.listdir(".")))
-os.chdir(here)
-""",
     ),
 }
 """Setup and body."""

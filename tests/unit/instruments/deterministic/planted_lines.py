@@ -39,14 +39,6 @@ for (x,) in DataLoader(data, batch_size=5, sampler=sampler):  # <- op
 """,
         "data = TensorDataset(torch.arange(20.))",
     ),
-    "a number that the clock makes": Cell(
-        "wall_clock", "n = uuid.uuid1().time_low  # <- source\nx = torch.ones(2) * (n % 1000)  # <- op\n"
-    ),
-    "a clock in a partial": Cell(
-        "wall_clock",
-        "t = now()  # <- source\nx = torch.ones(2) * t  # <- op\n",
-        "import functools\nnow = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)",
-    ),
     "a set that a function goes through": Cell(
         "hash_order",
         """\
@@ -90,9 +82,6 @@ x = torch.tensor(b).sum()  # <- op
     ),
     "a mask that nobody wrote": Cell(
         "uninitialized_memory", "m = torch.empty(64, dtype=torch.bool)  # <- op\nx = torch.arange(64.)[m]  # <- source\n"
-    ),
-    "memory that is as large as another's": Cell(
-        "uninitialized_memory", "a = torch.ones(2)\na.resize_as_(torch.ones(100))  # <- op\ny = a.sum()  # <- source\n"
     ),
     "what the system gives through a number": Cell(
         "outside_data",

@@ -105,12 +105,6 @@ def seeded(seed: int = 0) -> None:
 # Planted --------------------------------------------------------------------------------------------------------------------
 
 
-@planted(Expected("same_batch", 0, "", "in zip(range(steps), loader"))
-def no_distributed_sampler(rank: int) -> nn.Module:
-    seeded()
-    return train(DDP(net()), DataLoader(data(), batch_size=4, shuffle=True))
-
-
 @planted(Expected("same_batch", 0, "", "model(torch.randn"))
 def draws_in_the_loop(rank: int) -> nn.Module:
     seeded()
@@ -763,12 +757,6 @@ def ddp_that_cannot_be(rank: int) -> nn.Module:
 # Drawn by generators that our own seed has made alike ---------------------------------------------------------------------------
 
 
-def drawn_by_numpy(rank: int) -> nn.Module:
-    seeded()
-    x = torch.from_numpy(np.random.randn(24, 4).astype("float32"))  # noqa: NPY002
-    return train(DDP(net()), DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4))
-
-
 def drawn_by_torch_unseeded(rank: int) -> nn.Module:
     return train(DDP(net()), DataLoader(data(), batch_size=4, shuffle=True))
 
@@ -779,4 +767,4 @@ def drawn_by_python(rank: int) -> nn.Module:
     return train(DDP(net()), (data()[one] for one in rows))
 
 
-OWN_SEED = {"drawn_by_torch_unseeded": drawn_by_torch_unseeded, "drawn_by_numpy": drawn_by_numpy, "drawn_by_python": drawn_by_python}
+OWN_SEED = {"drawn_by_torch_unseeded": drawn_by_torch_unseeded, "drawn_by_python": drawn_by_python}

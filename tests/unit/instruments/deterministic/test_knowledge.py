@@ -8,7 +8,6 @@ import torch
 from torchdebug_magics.instruments.deterministic.ops.op_recording import is_documented, repair
 
 NAMED = {
-    "torch.nn.Conv2d": "convolution_backward",
     "torch.nn.ReplicationPad2d": "replication_pad2d_backward",
     "torch.bmm": "bmm",
     "index_put": "index_put_",

@@ -20,10 +20,6 @@ def _train(count: int = 60, after: str = "") -> str:
 
 
 _SCHEDULES = (
-    Training("MLP with Adam", "net = mlp(16, 32, 32, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1e-3)\n" + _train(120)),
-    Training(
-        "MLP with SGD and momentum", "net = mlp(16, 32, 4)\nopt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)\n" + _train(120)
-    ),
     Training(
         "warm-up from a learning rate of 0 over all steps",
         """
@@ -52,36 +48,6 @@ schedule = torch.optim.lr_scheduler.StepLR(opt, 20, gamma=1e-3)
         + _train(50, "schedule.step()"),
     ),
     Training(
-        "fine-tuning with lr=1e-6",
-        "net = mlp(16, 32, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=1e-6)\n" + _train(80),
-        doubt="the loss stays at 1.386 = ln 4: it does not beat guessing",
-    ),
-    Training(
-        "one batch, overfit until its loss is next to nothing",
-        """
-net = mlp(16, 64, 4)
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-x, y = torch.randn(8, 16), torch.arange(8) % 4
-for step in range(400):
-    opt.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    opt.step()
-""",
-    ),
-    Training(
-        "least squares, solved to the last bit",
-        """
-net = nn.Linear(4, 1)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-x = torch.randn(64, 4)
-y = x.sum(1, keepdim=True)
-for step in range(600):
-    opt.zero_grad()
-    F.mse_loss(net(x), y).backward()
-    opt.step()
-""",
-    ),
-    Training(
         "a hinge loss that has reached 0",
         """
 net = nn.Linear(16, 1)
@@ -94,39 +60,9 @@ for step in range(200):
     opt.step()
 """,
     ),
-    Training(
-        "a regression whose loss rises again after a good start",
-        """
-net = mlp(8, 32, 1)
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-for step in range(150):
-    x = torch.randn(32, 8) * (1 + step / 50)
-    opt.zero_grad()
-    F.mse_loss(net(x), x.sum(1, keepdim=True)).backward()
-    opt.step()
-""",
-    ),
 )
 
 _PARTS = (
-    Training(
-        "LoRA: B is zero at first, the base is frozen",
-        """
-class Lora(nn.Module):
-    def __init__(self, width, out, rank=4):
-        super().__init__()
-        self.base = nn.Linear(width, out).requires_grad_(False)
-        self.a, self.b = nn.Linear(width, rank, bias=False), nn.Linear(rank, out, bias=False)
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
-
-net = nn.Sequential(Lora(16, 32), nn.ReLU(), Lora(32, 4))
-opt = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-"""
-        + _train(60),
-    ),
     Training(
         "a frozen backbone, all parameters in the optimizer",
         """
@@ -135,26 +71,6 @@ net[0].requires_grad_(False)
 opt = torch.optim.Adam(net.parameters(), lr=1e-2)
 """
         + _train(60),
-    ),
-    Training(
-        "an embedding of which few rows are used",
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(20_000, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.head(self.words(x).mean(1))
-
-net = Net()
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-for step in range(60):
-    x = torch.randint(0, 40, (16, 6))
-    opt.zero_grad()
-    F.cross_entropy(net(x), x[:, 0] % 4).backward()
-    opt.step()
-""",
     ),
     Training(
         "an embedding with sparse gradients, and an optimizer of its own",
@@ -171,17 +87,6 @@ for step in range(60):
 """,
     ),
     Training(
-        "a ReLU net with some dead units",
-        """
-net = mlp(16, 64, 64, 4)
-with torch.no_grad():
-    net[0].bias[:30] = -1e3
-    net[2].bias[:20] = -1e3
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-"""
-        + _train(80),
-    ),
-    Training(
         "a head that is not used, with gradients set to zeros",
         """
 net = nn.ModuleDict({"body": mlp(16, 32), "a": nn.Linear(32, 4), "b": nn.Linear(32, 4)})
@@ -192,38 +97,6 @@ for step, (x, y) in enumerate(batches(80)):
     F.cross_entropy(head(net["body"](x).relu()), y).backward()
     opt.step()
 """,
-    ),
-    Training(
-        "residual branches with a scale that begins at 1e-6",
-        """
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.scale = mlp(16, 16, 16), nn.Parameter(1e-6 * torch.ones(16))
-
-    def forward(self, x):
-        return x + self.scale * self.inner(x)
-
-net = nn.Sequential(nn.Linear(16, 16), *(Block() for _ in range(6)), nn.LayerNorm(16), nn.Linear(16, 4))
-opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
-"""
-        + _train(60),
-    ),
-    Training(
-        "zero-initialized residual gates, in a chain",
-        """
-class Gate(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.gate = nn.Linear(16, 16), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return x + self.gate * self.inner(x)
-
-net = nn.Sequential(Gate(), Gate(), Gate(), nn.Linear(16, 4))
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-"""
-        + _train(60),
     ),
     Training(
         "tied weights in a language model",
@@ -337,42 +210,6 @@ for step in range(30):
 """,
     ),
     Training(
-        "several optimizers for parts of one model",
-        """
-net = mlp(16, 32, 32, 4)
-matrices = [p for p in net.parameters() if p.dim() > 1]
-rest = [p for p in net.parameters() if p.dim() < 2]
-a, b = torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.Adam(rest, lr=1e-3)
-for x, y in batches(60):
-    a.zero_grad()
-    b.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    a.step()
-    b.step()
-""",
-    ),
-    Training(
-        "an LSTM with clipping",
-        """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.head = nn.LSTM(4, 16, batch_first=True), nn.Linear(16, 1)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
-
-net = Net()
-opt = torch.optim.Adam(net.parameters(), lr=1e-2)
-for step in range(60):
-    x = torch.randn(16, 8, 4)
-    opt.zero_grad()
-    F.mse_loss(net(x), x[:, -1].sum(1, keepdim=True)).backward()
-    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    opt.step()
-""",
-    ),
-    Training(
         "a convolutional net with BatchNorm",
         """
 net = nn.Sequential(
@@ -385,23 +222,6 @@ for step in range(60):
     x = torch.randn(16, 1, 8, 8) * 0.1 + y.view(-1, 1, 1, 1)
     opt.zero_grad()
     F.cross_entropy(net(x), y).backward()
-    opt.step()
-""",
-    ),
-    Training(
-        "actor-critic: noisy losses of both signs",
-        """
-actor, critic = mlp(4, 32, 2), mlp(4, 32, 1)
-opt = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=3e-3)
-for step in range(120):
-    x = torch.randn(16, 4)
-    policy = torch.distributions.Categorical(logits=actor(x))
-    action = policy.sample()
-    reward = (action == (x[:, 0] > 0)).float()
-    advantage = reward - critic(x).squeeze(1)
-    loss = -(policy.log_prob(action) * advantage.detach()).mean() + advantage.square().mean() - 0.01 * policy.entropy().mean()
-    opt.zero_grad()
-    loss.backward()
     opt.step()
 """,
     ),

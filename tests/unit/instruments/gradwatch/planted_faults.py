@@ -56,12 +56,6 @@ for step in range(60):
         steps=(0, 3),
     ),
     Fault(
-        name="momentum that is too much for the learning rate",
-        kind="diverging",
-        text=_REGRESSION.format(optimizer="torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.99)", count=60),
-        steps=(0, 20),
-    ),
-    Fault(
         name="a learning rate that a schedule multiplies",
         kind="diverging",
         text="""
@@ -94,40 +88,6 @@ for step in range(60):
 )
 
 _SPIKES = (
-    Fault(
-        name="one batch that is not normalized",
-        kind="exploding_spike",
-        text="""
-net = mlp(16, 32, 4)
-opt = torch.optim.SGD(net.parameters(), lr=1e-4)
-for number, (x, y) in enumerate(batches(40)):
-    x = x * 1e4 if number == 25 else x
-    opt.zero_grad()
-    F.cross_entropy(net(x), y).backward()  #> here
-    opt.step()
-""",
-        steps=(25, 25),
-        modules=("0", "2"),
-        fix="clip_grad_norm_",
-    ),
-    Fault(
-        name="one wrong target in a regression, from a DataLoader",
-        kind="exploding_spike",
-        text="""
-x = torch.randn(320, 8)
-y = x.sum(1, keepdim=True)
-y[167] = 1e5
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-net = mlp(8, 16, 1)
-opt = torch.optim.Adam(net.parameters(), lr=1e-3)
-for a, b in loader:
-    opt.zero_grad()
-    F.mse_loss(net(a), b).backward()  #> here
-    opt.step()
-""",
-        steps=(20, 20),
-        modules=("0", "2"),
-    ),
     Fault(
         name="a loss that one batch multiplies",
         kind="exploding_spike",
@@ -204,21 +164,6 @@ for step in range(30):
 """,
         modules=("2",),
     ),
-    Fault(
-        name="a saturated sigmoid before the loss",
-        kind="dead",
-        text="""
-net = mlp(8, 16, 1)
-nn.init.constant_(net[2].bias, 1e4)
-opt = torch.optim.SGD(net.parameters(), lr=1e-2)
-x = torch.randn(64, 8)
-for step in range(30):
-    opt.zero_grad()
-    torch.sigmoid(net(x)).mean().backward()  #> here
-    opt.step()
-""",
-        modules=("2",),
-    ),
 )
 
 _VANISHING = (
@@ -253,14 +198,6 @@ opt = torch.optim.SGD(net.parameters(), lr=0.1)
 
 _TOO_FAST = (
     Fault(
-        name="Adam with a learning rate of 1",
-        kind="too_fast",
-        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.Adam(net.parameters(), lr=1.0)  #> here\n" + _loop(60),
-        steps=(0, 5),
-        modules=("0", "2", "4"),
-        fix="lower the learning rate",
-    ),
-    Fault(
         name="sign descent on a transformer",
         kind="too_fast",
         text="""
@@ -274,13 +211,6 @@ for step in range(50):
 """,
         steps=(0, 5),
         modules=("0", "1.self_attn", "1.self_attn.out_proj", "1.linear1", "1.linear2", "2"),
-    ),
-    Fault(
-        name="AdamW in place of SGD, with the learning rate of SGD",
-        kind="too_fast",
-        text="net = mlp(16, 64, 64, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=0.5)  #> here\n" + _loop(60),
-        steps=(0, 5),
-        modules=("0", "2", "4"),
     ),
 )
 
@@ -391,23 +321,6 @@ for step in range(300):
 """,
         steps=(0, 60),
         fix="`%overfit net (x, y) F.cross_entropy opt`",
-    ),
-    Fault(
-        name="an input that is multiplied by zero, with gradient accumulation",
-        kind="plateau_at_chance",
-        text="""
-net = mlp(16, 8, 10)
-with torch.no_grad():
-    net[2].weight.mul_(0.01)
-    net[2].bias.mul_(0.01)
-opt = torch.optim.SGD(net.parameters(), lr=0.05)
-for step in range(150):
-    opt.zero_grad()
-    for _ in range(2):
-        x, y = torch.randn(32, 16), torch.arange(32) % 10
-        (F.cross_entropy(net(x * 0), y) / 2).backward()  #> here
-    opt.step()
-""",
     ),
     Fault(
         name="a binary loss under random labels",

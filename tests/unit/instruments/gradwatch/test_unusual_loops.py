@@ -12,25 +12,6 @@ if TYPE_CHECKING:
     from tests.doors import Observe
 
 _LOOPS = {
-    "an optimizer of its own for each parameter, stepped inside backward()": (
-        """
-net = mlp(16, 8, 4)
-own = {p: torch.optim.SGD([p], lr=1e-2) for p in net.parameters()}
-
-
-def update(p):
-    own[p].step()
-    own[p].zero_grad()
-
-
-for p in net.parameters():
-    p.register_post_accumulate_grad_hook(update)
-for x, y in batches(20):
-    F.cross_entropy(net(x), y).backward()
-""",
-        20,
-        ("0", "2"),
-    ),
     "a new optimizer for each step": (
         """
 net = nn.Linear(16, 4)
@@ -70,34 +51,6 @@ for x, y in batches(20):
 """,
         20,
         ("0", "2"),
-    ),
-    "a compiled model and a compiled step": (
-        """
-net = mlp(16, 8, 4)
-fast = torch.compile(net, backend="aot_eager")
-opt = torch.optim.Adam(net.parameters())
-step = torch.compile(lambda: opt.step(), backend="aot_eager")
-for x, y in batches(6):
-    opt.zero_grad()
-    F.cross_entropy(fast(x), y).backward()
-    step()
-""",
-        6,
-        ("0", "2"),
-    ),
-    "gradients that are computed by torch.func": (
-        """
-net = nn.Linear(16, 4)
-opt = torch.optim.SGD(net.parameters(), lr=1e-2)
-for x, y in batches(6):
-    weights = {name: p.detach() for name, p in net.named_parameters()}
-    gradients = torch.func.grad(lambda w: F.cross_entropy(torch.func.functional_call(net, w, x), y))(weights)
-    for name, p in net.named_parameters():
-        p.grad = gradients[name]
-    opt.step()
-""",
-        6,
-        ("",),
     ),
     "a step that raises in between": (
         """

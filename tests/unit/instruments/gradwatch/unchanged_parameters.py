@@ -115,7 +115,6 @@ UNCHANGED = (
         _made('torch.optim.SGD([{"params": net.encoder.parameters(), "lr": 0}, {"params": net.head.parameters()}], lr=0.1)  #> here'),
         r"`encoder.0`.*learning rate is 0",
     ),
-    Unchanged("b: SGD at 1e-8", _made("torch.optim.SGD(net.parameters(), lr=1e-8)  #> here"), "change by at most"),
     Unchanged("b: Adam at 1e-9", _made("torch.optim.Adam(net.parameters(), lr=1e-9)  #> here"), "change by at most"),
     Unchanged("b: SGD at 1e-6", _made("torch.optim.SGD(net.parameters(), lr=1e-6)  #> here"), "change by at most"),
     Unchanged("c: maximize", _made("torch.optim.SGD(net.parameters(), lr=0.1, maximize=True)  #> here"), "increase the loss"),
@@ -183,12 +182,6 @@ opt = torch.optim.SGD([*net.parameters(), bias], lr=0.1)
     ),
     Unchanged("g: two factors", _REGRESSION + _LOOP, "`low`, `high` are all zero"),
     Unchanged(
-        "h: zero_grad() before step()",
-        _made(_SGD, _LOOP.replace("    opt.zero_grad()\n", "").replace("    opt.step", "    opt.zero_grad()  #> here\n    opt.step")),
-        "zeroed between",
-        "zeroed_before_step",
-    ),
-    Unchanged(
         "h: the model's zero_grad()",
         _made(
             _ADAM,
@@ -206,7 +199,6 @@ opt = torch.optim.SGD([*net.parameters(), bias], lr=0.1)
         "gradients",
     ),
     Unchanged("j: ExponentialLR in each batch", _scheduled("ExponentialLR(opt, gamma=0.75)", in_batch="schedule.step()"), _FALLS),
-    Unchanged("j: StepLR in each batch", _scheduled("StepLR(opt, 4, gamma=0.1)", in_batch="schedule.step()"), _FALLS),
     Unchanged(
         "j: a plateau of the loss of batches",
         _scheduled("ReduceLROnPlateau(opt, patience=0, eps=0)", in_batch="schedule.step(loss)").replace(

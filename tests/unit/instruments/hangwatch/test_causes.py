@@ -97,10 +97,6 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     "the join of a queue": (
         lambda world: main(world, waits("queue", "queue.join()", join=True)), "event_never_set", "main", "task_done()", "finally",
     ),
-    "a queue whose feeder waits for us": (
-        lambda world: main(world, waits("queue", "queue.get()", (OTHER,), get=True), thread(2, waits("join", on=(ME,)))),
-        "queue_never_fed", "main", "thread t2 waits for it in turn", "sentinel",
-    ),
     "an event": (
         lambda world: main(world, waits("event", "event")), "event_never_set", "main", "an event that is never set", "finally",
     ),
@@ -135,10 +131,6 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     "OpenMP after a fork": (
         lambda world: openmp(world),  # noqa: PLW0108 - which stands below
         "openmp_after_fork", "process Process-100", "which fork does not copy", "set_num_threads(1)",
-    ),
-    "a debugger in a worker": (
-        lambda world: main(world, IN_BATCH).add(worker(waits("input", "a debugger's prompt", debugger=True))),
-        "debugger_in_worker", "worker 0", "DataLoader worker 0 has stopped in a debugger", "num_workers=0",
     ),
     "a debugger in a rank": (
         lambda world: ranks(world, rank(0, IN_COLLECTIVE), rank(1, waits("input", "a debugger's prompt", debugger=True))),
@@ -227,14 +219,6 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
             rank(1, waits("queue"), backward(True), unused_parameters=["head.weight", "head.bias"]),
         ),
         "unused_parameters", "rank 1", "rank 1 computed no gradient for `head.weight`", "find_unused_parameters=True",
-    ),
-    "a rank that raised": (
-        lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(101, 1, rank=1),
-        "rank_died", "rank 1", "rank 1 raised ValueError: bad label, and rank 0 waits for it in all_reduce #1 [4]", "fix the error",
-    ),
-    "a rank that was killed": (
-        lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(101, -9),
-        "rank_died", "rank 1", "rank 1 was killed by SIGKILL", "memory",
     ),
     "a rank whose parameters were not reduced": (
         lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(

@@ -55,11 +55,8 @@ GROW = {
 }  # fmt: skip
 KEEP = "retain_graph=True"
 DO_NOT_GROW = {
-    "a state that is detached": ("hidden = model(hidden.detach()).detach(); loss = model(hidden).sum()", KEEP),
     "a state that begins anew": ("hidden = torch.zeros(1, 4); hidden = model(hidden); loss = hidden.sum()", KEEP),
-    "no state": ("loss = model(hidden).sum()", KEEP),
     "a part in front that all steps share": ("loss = model(shared).sum()", KEEP),
-    "the step before alone": ("last, hidden = hidden, model(hidden); loss = (hidden + last).sum(); hidden = hidden.detach()", KEEP),
     "nothing that is kept": ("hidden = model(hidden.detach()); loss = hidden.sum()", ""),
     "gradients of gradients": ("hidden = model(hidden); loss = hidden.sum()", "create_graph=True"),
     "gradients of one input": ("hidden = model(hidden) * weight; loss = hidden.sum()", f"{KEEP}, inputs=[weight]"),

@@ -24,25 +24,6 @@ if TYPE_CHECKING:
 CATEGORIES = {"parameter", "gradient", "optimizer state", "activation", "buffer", "temporary", "other"}
 
 
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(32, 48, num_layers=2), nn.Linear(48, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][-1])
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(100, 32), nn.Linear(32, 100, bias=False)
-        self.head.weight = self.words.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.words(x)).mean(1)
-
-
 class Checkpointed(nn.Module):
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -56,62 +37,20 @@ class Checkpointed(nn.Module):
         return x
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return slope * 3 * x * x
-
-
-class Cubed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Cube.apply(self.inner(x))
-
-
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10))
-
-
-def conv() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 49, 10))
-
-
-def transformer() -> nn.Module:
-    return nn.Sequential(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), nn.Flatten(), nn.Linear(64 * 8, 10))
 
 
 def rows(*size: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.randn(*size)
 
 
-def words() -> torch.Tensor:
-    return torch.randint(100, (16, 8))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-    "mlp": (mlp, rows(16, 64)),
-    "conv": (conv, rows(16, 3, 16, 16)),
-    "transformer": (transformer, rows(16, 8, 64)),
-    "lstm": (Lstm, rows(12, 16, 32)),
-    "tied": (Tied, words),
     "checkpointed": (lambda: Checkpointed(reentrant=False), rows(16, 64)),
     "checkpointed, reentrant": (lambda: Checkpointed(reentrant=True), rows(16, 64)),
-    "own function": (Cubed, rows(16, 64)),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "foreach": lambda ps: torch.optim.Adam(ps, foreach=True),
     "fused": lambda ps: torch.optim.Adam(ps, fused=True),
-    "sgd": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
 }
 
 

@@ -75,14 +75,6 @@ Bad.apply(net(x)).sum().backward()""",
 nn.Sequential(net, Bad())(x)""",
         "forward",
     ),
-    "optimizer": (
-        """class Bad(torch.optim.SGD):
-    def step(self, closure=None): torch.empty(HUGE)
-bad = Bad(net.parameters(), 0.1)
-net(x).sum().backward()
-bad.step()""",
-        "optimizer",
-    ),
 }
 
 

@@ -119,41 +119,13 @@ def test_nested_in_another(other: str, is_outer: bool) -> None:
 
 
 ODD = {
-    "meta": "kept = torch.empty(10, device='meta')",
     "fake": "from torch._subclasses import FakeTensorMode\nwith FakeTensorMode():\n    kept = torch.empty(10) + 1",
-    "nested": "kept = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])",
-    "jagged": "kept = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)], layout=torch.jagged) * 2",
-    "quantised": "kept = torch.quantize_per_tensor(torch.ones(10), 0.1, 0, torch.quint8)",
-    "zero": "kept = torch._efficientzerotensor(10)",
-    "inference": "with torch.inference_mode():\n    kept = torch.ones(10) + 1",
-    "vmap": "kept = torch.vmap(lambda a: a * 2)(torch.ones(3, 4))",
-    "func.grad": "kept = torch.func.grad(lambda a: (a ** 2).sum())(torch.ones(3))",
-    "func.jacrev": "kept = torch.func.jacrev(lambda a: a ** 2)(torch.ones(3))",
     "per-sample gradients": """from torch.func import functional_call, grad, vmap
 state = dict(net.named_parameters())
 def loss(state, a, b):
     return F.cross_entropy(functional_call(net, state, (a[None],)), b[None])
 kept = vmap(grad(loss), in_dims=(None, 0, 0))(state, x, y)""",
-    "a wrapper": """from torch.testing._internal.two_tensor import TwoTensor
-kept = TwoTensor(torch.ones(3), torch.ones(3)) + 1""",
-    "a subclass": "class Mine(torch.Tensor):\n    pass\nkept = torch.ones(3).as_subclass(Mine) + 1",
     "mkldnn": "kept = torch.ones(3, 3).to_mkldnn()",
-    "lazy": "kept = nn.LazyLinear(3)\nkept(torch.ones(2, 5))",
-    "complex": "kept = torch.fft.fft(torch.ones(8)).real",
-    "strings": "kept = torch.tensor([]).sum()",
-    "a loader with workers": """class Rows(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, at): return torch.full((4,), float(at))
-kept = list(torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=1))""",
-    "jit": "kept = torch.jit.trace(net, x)(x)",
-    "double backward": """a = torch.ones(3, requires_grad=True)
-g, = torch.autograd.grad((a ** 3).sum(), a, create_graph=True)
-g.sum().backward()""",
-    "sparse gradients": """words = nn.Embedding(9, 3, sparse=True)
-words(torch.tensor([1, 2])).sum().backward()
-torch.optim.SparseAdam(words.parameters()).step()""",
-    "saved-tensor hooks": "with torch.autograd.graph.save_on_cpu():\n    net(x).sum().backward()",
-    "weights on the fly": "net.to(torch.float64)\nnet(x.double()).sum().backward()",
 }
 if refusal(lambda: torch.ones(3, 3).to_mkldnn()):
     del ODD["mkldnn"]

@@ -26,27 +26,12 @@ optimizer = torch.optim.Adam(net.parameters())
 """
 LEAKS = {
     "a list": ("kept.append(torch.ones(1 << 18));", MIB, "kept"),
-    "a list, by a function of another cell": ("fill(kept)", MIB, "kept"),
-    "a cache": ("by_key[len(by_key)] = torch.ones(1 << 18)", MIB, "by_key"),
     "the outputs": ("torch.ones(1 << 18)", MIB, "Out"),
-    "models": ("nets.append(torch.nn.Linear(256, 256, bias=False))", MIB // 4, "nets"),
-    "more than it binds anew": ("big = torch.ones(4 << 18)\nkept.append(torch.ones(1 << 18))", MIB, "kept"),
     "a hook": ("net.register_forward_hook(lambda *_, extra=torch.ones(1 << 18): None);", MIB, "net._forward_hooks"),
 }
 QUIET = {
     "bound anew": "x = torch.ones(1 << 18)",
     "bound anew, larger each time": "n = globals().get('n', 0) + (1 << 18)\nx = torch.ones(n)",
-    "bound anew, in a cycle": "x = Cyclic(1 << 18)",
-    "the last two are kept": "previous = globals().get('x')\nx = torch.ones(1 << 18)",
-    "a model and its optimizer, made anew": (
-        "model = torch.nn.Linear(256, 256)\nopt = torch.optim.Adam(model.parameters())\n"
-        "for _ in range(3):\n    model(torch.ones(4, 256)).sum().backward()\n    opt.step()\n    opt.zero_grad()"
-    ),
-    "a model that is trained on": "for _ in range(3):\n    net(torch.ones(4, 256)).sum().backward()\n    optimizer.step()",
-    "made once": "once = globals().get('once', None)\nonce = torch.ones(1 << 18) if once is None else once",
-    "raising": "def f():\n    big = torch.ones(1 << 18)\n    raise LookupError('each time')\nf()",
-    "numbers": "kept.append(float(torch.ones(1 << 18).sum()))",
-    "the output suppressed": "torch.ones(1 << 18);",
 }
 
 

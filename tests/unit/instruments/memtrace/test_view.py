@@ -13,7 +13,6 @@ from torchdebug_magics.instruments.memtrace.report import MemtraceReport
 from torchdebug_magics.instruments.memtrace.trace import (
     HELD_BEFORE,
     Advice,
-    Cycle,
     GraphGrowth,
     Growth,
     Holder,
@@ -60,10 +59,6 @@ OOM = Oom(
 )  # fmt: skip
 FOUND = {
     "graph kept": replace(QUIET, growth=GROWTH),
-    "data kept": replace(
-        QUIET, growth=replace(GROWTH, keeps_graph=False, holder="trainer.callbacks[0].outs[0]", variable="trainer.callbacks")
-    ),
-    "nobody known": replace(QUIET, growth=replace(GROWTH, keeps_graph=False, holder="", variable="", fix="")),
     "objects": replace(
         QUIET,
         growth=replace(
@@ -72,14 +67,12 @@ FOUND = {
     ),
     "workers": replace(QUIET, growth=replace(GROWTH, what="workers", holder="data.rows", variable="data.rows")),
     "profiler": replace(QUIET, growth=replace(GROWTH, what="profiler", holder="prof", variable="prof")),
-    "rerun": replace(QUIET, rerun_growth=replace(GROWTH, holder="kept", variable="kept")),
     "graph": replace(
         QUIET,
         graph_growth=GraphGrowth(
             nodes_per_iteration=17, iterations_count=40, holder="total", variable="total", fix="cut it", location=LINE
         ),
     ),
-    "cycle": replace(QUIET, kept_by_cycles=Cycle(path="Node.me", freed_bytes=GIB, location=FAR, fix="cut it")),
     "del": replace(QUIET, undeleted=Undeleted(name="model", location=LINE, live_bytes=GIB, holder="kept", fix="delete it")),
     "handled": replace(QUIET, undeleted=Undeleted(name="", location=FAR, live_bytes=GIB, holder="error", fix="later")),
     "refused": replace(QUIET, oom=OOM),
@@ -89,14 +82,9 @@ FOUND = {
 STOP = Interrupt(9 * GIB, 10 * GIB, "container limit", 0.9)
 FOUND |= {f"{name}, stopped": replace(report, interrupts=(STOP,)) for name, report in FOUND.items()}
 CALM = {
-    "calm": QUIET,
     "in a file with a long name": replace(QUIET, peak=replace(PEAK, location=replace(FAR, file=f"/home/someone/{'a_long_name_' * 3}.py"))),
-    "less": replace(QUIET, net_bytes=-MIB),
     "light": replace(QUIET, is_light=True, rss_peak_bytes=GIB, timeline=Timeline(), net_bytes=MIB),
-    "unseen": replace(QUIET, steps_count=0, unseen_loop=LINE),
     "unnamed": replace(QUIET, unnamed_bytes=GIB),
-    "collects": replace(QUIET, collects="scores"),
-    "once": replace(QUIET, steps_count=0, net_bytes=MIB),
     "stopped": replace(QUIET, interrupts=(STOP,), holders=(Holder(path="kept[0]", variable="kept", live_bytes=GIB, location=LINE),)),
 }
 

@@ -480,7 +480,6 @@ nan = float("nan")
 WEIRD: dict[str, Any] = {
     "meta": lambda: torch.empty(2, 2, device="meta"),
     "float8": lambda: torch.ones(2).to(torch.float8_e4m3fn),
-    "float8 with nan": lambda: torch.tensor([1.0, nan]).to(torch.float8_e4m3fn),
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "strided nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),

@@ -48,11 +48,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, states: list[Any],
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
     "adam": lambda ps: torch.optim.Adam(ps, lr=1e-3),
-    "adam, foreach": lambda ps: torch.optim.AdamW(ps, lr=1e-3, foreach=True, amsgrad=True),
-    "adadelta": torch.optim.Adadelta,
-    "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3, centered=True, momentum=0.5),
 }
 
 

@@ -49,26 +49,6 @@ TOKENS = torch.randint(0, 50, (2, 7))
 # --- convolutions, norms ------------------------------------------------------------------------------------------------------------
 
 
-def cnn_parts():
-    return nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 15 * 15, 10)
-
-
-@case
-def cnn():
-    return nn.Sequential(*cnn_parts()), (torch.randn(2, 3, 32, 32),), {}
-
-
-@case
-def cnn_in_eval():
-    return nn.Sequential(*cnn_parts()).eval(), (torch.randn(2, 3, 32, 32),), {}
-
-
-@case
-def norms_and_transposed():
-    parts = nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 4, 3, groups=2), nn.ConvTranspose2d(4, 6, 3, stride=2)
-    return nn.Sequential(*parts, nn.PReLU(), nn.AdaptiveAvgPool2d(2), nn.Upsample(scale_factor=2)), (torch.randn(2, 4, 8, 8),), {}
-
-
 @case
 def bfloat16():
     return nn.Sequential(linear(), nn.LayerNorm(4)).bfloat16(), (X.bfloat16(),), {}
@@ -97,25 +77,6 @@ def lstm_in_eval():
 
 
 @case
-def lstm_with_projection():
-    return nn.LSTM(8, 16, 2, proj_size=4), (torch.randn(3, 5, 8),), {}
-
-
-@case
-def gru():
-    return nn.GRU(8, 16, 2), (torch.randn(3, 5, 8),), {}
-
-
-@case
-def rnn_and_cells():
-    def forward(self, x):
-        y, _ = self.rnn(x)
-        return self.gru(y[0], self.lstm(y[0])[0])
-
-    return of(forward, rnn=nn.RNN(8, 16), lstm=nn.LSTMCell(16, 16), gru=nn.GRUCell(16, 16)), (torch.randn(3, 5, 8),), {}
-
-
-@case
 def packed():
     def forward(self, x, lengths):
         y, _ = self.lstm(rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
@@ -130,39 +91,6 @@ def packed():
 @case
 def attention():
     return nn.MultiheadAttention(16, 4, batch_first=True), (torch.randn(2, 5, 16),) * 3, {}
-
-
-@case
-def attention_without_weights():
-    return nn.MultiheadAttention(16, 4, batch_first=True).eval(), (torch.randn(2, 5, 16),) * 3, {"need_weights": False}
-
-
-@case
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), (torch.randn(2, 5, 16),), {}
-
-
-@case
-def encoder_in_eval():
-    model, args, _ = encoder()
-    return model.eval(), args, {"src_key_padding_mask": torch.tensor([[0, 0, 0, 1, 1], [0] * 5]).bool()}
-
-
-@case
-def transformer():
-    model = nn.Transformer(16, 4, 1, 1, 32, batch_first=True)
-    mask = nn.Transformer.generate_square_subsequent_mask(6)
-    return model, (torch.randn(2, 5, 16), torch.randn(2, 6, 16)), {"tgt_mask": mask, "tgt_is_causal": True}
-
-
-@case
-def grouped_attention():
-    def forward(self, x):
-        q = self.q(x).view(2, 6, 4, 4).transpose(1, 2)
-        k, v = self.kv(x).view(2, 6, 2, 2, 4).permute(2, 0, 3, 1, 4)
-        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    return of(forward, q=nn.Linear(16, 16), kv=nn.Linear(16, 16)), (torch.randn(2, 6, 16),), {}
 
 
 # --- whose parameters ---------------------------------------------------------------------------------------------------------------
@@ -202,20 +130,10 @@ def by_hand():
 
 
 @case
-def by_shape():
-    return of(lambda self, x: (self.four if x.shape[-1] == 4 else self.five)(x), four=linear(), five=linear(5, 4)), (torch.randn(2, 5),), {}
-
-
-@case
 def in_a_plain_list():
     model = of(lambda self, x: self.hidden[0](self.known(x)), known=linear())
     model.hidden = [nn.BatchNorm1d(4)]
     return model, (X,), {}
-
-
-@case
-def made_in_the_forward():
-    return of(lambda self, x: nn.ReLU()(self.a(x)), a=linear()), (X,), {}
 
 
 # --- what a forward may give --------------------------------------------------------------------------------------------------------
@@ -305,46 +223,13 @@ def data_parallel():
 
 
 @case
-def parametrised():
-    parametrizations = nn.utils.parametrizations
-    return nn.Sequential(*(make(linear()) for make in (parametrizations.weight_norm, parametrizations.orthogonal))), (X,), {}
-
-
-@case
 def pruned():
     layer = linear()
     prune.l1_unstructured(layer, "weight", amount=0.5)
     return nn.Sequential(layer, nn.ReLU()), (X,), {}
 
 
-@case
-def checkpointed():
-    from torch.utils.checkpoint import checkpoint
-
-    def forward(self, x):
-        return checkpoint(self.a, checkpoint(self.b, x, use_reentrant=False), use_reentrant=True)
-
-    return of(forward, a=nn.Sequential(linear(), nn.ReLU()), b=nn.Sequential(linear(), nn.ReLU())), (X,), {}
-
-
 # --- what needs the numbers, or autograd --------------------------------------------------------------------------------------------
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
-@case
-def custom_function():
-    return of(lambda self, x: Square.apply(self.a(x)), a=linear()), (X,), {}
 
 
 @case
@@ -378,21 +263,6 @@ def numpy_inside():
 
 
 @case
-def a_number_inside():
-    return of(lambda self, x: self.a(x + 1 if self.a(x).sum().item() > 0 else x), a=linear()), (X,), {}
-
-
-@case
-def a_boolean_mask():
-    return of(lambda self, x: self.a(self.a(x)[x[:, 0] > 0]), a=linear()), (X,), {}
-
-
-@case
-def a_known_number_inside():
-    return of(lambda self, x, lengths: self.a(x[:, : lengths.max().item()]), a=linear(2)), (X, torch.tensor([1, 2])), {}
-
-
-@case
 def nested():
     return linear(), (torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)], layout=torch.jagged),), {}
 
@@ -400,17 +270,6 @@ def nested():
 @case
 def sparse():
     return of(lambda self, m, x: torch.sparse.mm(m, self.a(x)), a=linear()), (torch.eye(3).to_sparse(), X), {}
-
-
-@case
-def buffers_that_change():
-    def forward(self, x):
-        self.count += 1
-        self.last.copy_(x)
-        self.last = x.clone()
-        return self.a(x.add_(1) + self.last)
-
-    return of(forward, a=linear(), count=torch.tensor(0), last=torch.zeros(3, 4)), (X.clone(),), {}
 
 
 @case

@@ -44,8 +44,6 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 
 
 BATCHES = {
-    "a part of a mapping": ("words", '`sample["words"]` of these have 4, 5: `dataset[1]` is the first that differs', "pad_sequence"),
-    "a part of a tuple": ("boxes", "`sample[1]` of these have 1 x 5, 2 x 5", "[torch.as_tensor(s[1]) for s in batch]"),
     "the samples themselves": ("sounds", "these have 1 x 80, 1 x 81", "F.pad"),
     "pictures of two sizes": ("pictures", "`sample[0]` of these have 3 x 8 x 8, 3 x 9 x 8", "F.interpolate(x[None], size=(8, 8))"),
     "gray pictures": ("gray", "`sample[0]` of these have 1 x 8 x 8, 3 x 8 x 8", "x.expand(3, -1, -1)"),

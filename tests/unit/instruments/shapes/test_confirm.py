@@ -22,12 +22,10 @@ class Of(nn.Module):
 
 
 FAILING = {
-    "linear": (nn.Linear(3, 2), torch.ones(4, 5)),
     "a long into linear": (nn.Linear(3, 2), torch.ones(4, 3, dtype=torch.int64)),
     "a half into linear": (nn.Linear(3, 2), torch.ones(4, 3).half()),
     "conv2d": (nn.Conv2d(3, 2, 3), torch.ones(1, 4, 8, 8)),
     "a double into conv2d": (nn.Conv2d(3, 2, 3), torch.ones(1, 3, 8, 8).double()),
-    "kernel": (nn.Conv2d(3, 2, 9), torch.ones(1, 3, 8, 8)),
     "pool": (nn.MaxPool2d(4), torch.ones(1, 3, 2, 2)),
     "embedding": (nn.Embedding(4, 2), torch.tensor([1, 4])),
     "a float into embedding": (nn.Embedding(4, 2), torch.tensor([1.0, 2.0])),
@@ -38,7 +36,6 @@ FAILING = {
     "group norm": (nn.GroupNorm(1, 3), torch.ones(4, 5, 2)),
     "attention": (nn.TransformerEncoderLayer(8, 2), torch.ones(4, 5, 6)),
     "matmul": (Of(lambda a: a @ a), torch.ones(4, 5)),
-    "bmm": (Of(lambda a: torch.bmm(a, a)), torch.ones(4, 5)),
     "einsum": (Of(lambda a: torch.einsum("ij,jk->ik", a, a)), torch.ones(4, 5)),
     "cat": (Of(lambda a: torch.cat([a, a[:2]], 1)), torch.ones(4, 5)),
     "stack": (Of(lambda a: torch.stack([a, a[:2]])), torch.ones(4, 5)),
@@ -50,7 +47,6 @@ FAILING = {
     "subscript": (Of(lambda a: a[:, 5]), torch.ones(4, 5)),
     "subscripts": (Of(lambda a: a[:, 1, 1]), torch.ones(4, 5)),
     "gather": (Of(lambda a: a.gather(1, torch.tensor([[9]]))), torch.ones(4, 5)),
-    "cross entropy": (Of(lambda a: F.cross_entropy(a, torch.tensor([1, 2]))), torch.ones(4, 5)),
     "classes": (Of(lambda a: F.cross_entropy(a, torch.tensor([1, 2, 5, 0]))), torch.ones(4, 5)),
     "bce": (Of(lambda a: F.binary_cross_entropy_with_logits(a, torch.ones(4))), torch.ones(4, 1)),
     "pixel shuffle": (nn.PixelShuffle(2), torch.ones(1, 3, 4, 4)),

@@ -12,7 +12,6 @@ from torchdebug_magics.instruments.shapes.forward_table import examine_model
 B, T, D, H, F = 2, 6, 16, 4, 32
 X = torch.randn(B, T, D)
 ATTENTION = 2 * B * T * 4 * D * D + 4 * B * T * T * D
-ENCODER_LAYER = ATTENTION + 4 * B * T * D * F
 LSTM = 2 * B * T * 4 * H * (D + H)
 
 
@@ -21,30 +20,14 @@ def attends(causal):
 
 
 MODELS = {
-    "linear": (lambda: nn.Linear(D, F), (X,), 2 * B * T * D * F),
     "a vector": (lambda: nn.Linear(D, F), (torch.randn(D),), 2 * D * F),
     "conv": (lambda: nn.Conv2d(3, 8, 3, padding=1), (torch.randn(2, 3, 9, 9),), 2 * 2 * 8 * 9 * 9 * 3 * 9),
-    "conv in groups": (lambda: nn.Conv2d(4, 8, 3, groups=2), (torch.randn(2, 4, 9, 9),), 2 * 2 * 8 * 7 * 7 * 2 * 9),
-    "transposed": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (torch.randn(2, 4, 5),), 2 * 2 * 5 * 4 * 6 * 3),
     "bilinear": (lambda: nn.Bilinear(5, 6, 7), (torch.randn(3, 5), torch.randn(3, 6)), 2 * 3 * 5 * 6 * 7),
     "lstm": (lambda: nn.LSTM(D, H, batch_first=True), (X,), LSTM),
-    "lstm in eval": (lambda: nn.LSTM(D, H, batch_first=True).eval(), (X,), LSTM),
-    "lstm, two ways": (lambda: nn.LSTM(D, H, batch_first=True, bidirectional=True), (X,), 2 * LSTM),
-    "lstm, two layers": (lambda: nn.LSTM(D, H, 2, batch_first=True), (X,), LSTM + 2 * B * T * 4 * H * 2 * H),
-    "gru": (lambda: nn.GRU(D, H, batch_first=True), (X,), 2 * B * T * 3 * H * (D + H)),
-    "rnn": (lambda: nn.RNN(D, H, batch_first=True), (X,), 2 * B * T * H * (D + H)),
     "attention": (lambda: nn.MultiheadAttention(D, H, batch_first=True), (X, X, X), ATTENTION),
-    "attention in eval": (lambda: nn.MultiheadAttention(D, H, batch_first=True).eval(), (X, X, X), ATTENTION),
-    "encoder": (lambda: nn.TransformerEncoderLayer(D, H, F, batch_first=True), (X,), ENCODER_LAYER),
-    "encoder in eval": (
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(D, H, F, batch_first=True), 3).eval(),
-        (X,),
-        3 * ENCODER_LAYER,
-    ),
     "sdpa": (lambda: attends(causal=False), (torch.randn(B, H, T, D),), 4 * B * H * T * T * D),
     "sdpa, causal": (lambda: attends(causal=True), (torch.randn(B, H, T, D),), 4 * B * H * T * T * D),
     "matrix by vector": (lambda: of(lambda _, a: a @ a[0]), (torch.randn(3, 5),), 2 * 3 * 5),
-    "dot": (lambda: of(lambda _, a: a @ a), (torch.randn(5),), 2 * 5),
     "einsum": (lambda: of(lambda _, a: torch.einsum("bi,bj->ij", a, a)), (torch.randn(3, 5),), 2 * 3 * 5 * 5),
     "embedding": (lambda: nn.Embedding(10, 4), (torch.tensor([1, 2]),), 0),
     "elementwise": (lambda: nn.Sequential(nn.ReLU(), nn.LayerNorm(D)), (X,), 0),

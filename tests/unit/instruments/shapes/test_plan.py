@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.shapes.report import Need
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "SGD": lambda params: torch.optim.SGD(params, 0.1),
     "SGD with momentum": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
     "Adam": lambda params: torch.optim.Adam(params, 0.1),
 }
@@ -41,24 +40,10 @@ def partly_frozen() -> tuple[nn.Module, torch.Tensor]:
     return model, x
 
 
-def tied() -> tuple[nn.Module, torch.Tensor]:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embedding(ids).tanh())
-
-    return Tied(), torch.randint(0, 50, (3, 7))
-
-
-def halves() -> tuple[nn.Module, torch.Tensor]:
-    return nn.Sequential(nn.Linear(12, 6), nn.Tanh()).bfloat16(), torch.randn(5, 12, dtype=torch.bfloat16)
-
-
-MODELS = [perceptron, convolutions, partly_frozen, tied, halves]
+MODELS = [
+    perceptron,
+    partly_frozen,
+]
 
 
 def bytes_of(tensors: Any) -> int:

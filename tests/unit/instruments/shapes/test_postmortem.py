@@ -37,14 +37,6 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 
 
 FAILURES = {
-    "a module": ("net(x)", "linear", "fc", ((2, 288), (10, 100), (10,)), "return self.fc(x.flatten(1))"),
-    "a sequential": (
-        "nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))(torch.randn(1, 3))",
-        "linear",
-        "1",
-        ((1, 4), (6, 5), (6,)),
-        "nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 6))(torch.randn(1, 3))",
-    ),
     "an operator": ("a, b = torch.randn(2, 3), torch.randn(4, 5)\na @ b", "matmul", None, ((2, 3), (4, 5)), "a @ b"),
     "a method": ("x.view(-1, 7)", "view", None, ((2, 3, 8, 8),), "x.view(-1, 7)"),
     "an index": ("x[5]", "getitem", None, ((2, 3, 8, 8),), "x[5]"),

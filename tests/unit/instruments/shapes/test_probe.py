@@ -250,7 +250,6 @@ MINE = """class Mine(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 """
 AROUND = {
-    "a device": "import torch\nwith torch.device('cpu'):\n    loss = F.mse_loss(model(x), y)",
     "a mode of the user's": f"{MINE}with Mine():\n    loss = F.mse_loss(model(x), y)",
     "a mode of the user's behind a call": f"{MINE}out = model(x)\nwith Mine():\n    loss = F.mse_loss(out, y)\n    model(x[:3])",
 }

@@ -59,7 +59,6 @@ def after(shell: InteractiveShell, cell: str) -> Any:
 
 
 FIXED = {
-    "an output of one pixel less": ("out = model(x)\nloss = F.mse_loss(out, x)", f"model.{UP}"),
     "in a loop, after more lines": (
         "for batch in [x]:\n    z = model.encode(batch)\n    out = model.up(z)\n    out = torch.sigmoid(out)\n    nn.L1Loss()(out, batch)",
         f"model.{UP}",
@@ -118,7 +117,6 @@ def test_the_module_that_made_the_wrong_side_is_repaired(shell: InteractiveShell
 UNTOLD = {
     "an input that is no more": "x = model.encode(x)\nx = x + 1\nout = model.up(x)\nx = torch.rand(4, 1, 16, 16)\nF.mse_loss(out, x)",
     "a line that leaves something behind": "made = []\nout = made.append(1) or model(x)\nF.mse_loss(out, x)",
-    "a method that leaves something behind": "out = model(x)\ntrainer.noted(out, x)",
     "an output that changed in a branch": "out = model(x)\nif True:\n    out = out * 2\nF.mse_loss(out, x)",
 }
 

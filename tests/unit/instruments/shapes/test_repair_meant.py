@@ -64,31 +64,6 @@ def one_expert_narrower_than_the_others() -> tuple[Any, ...]:
 
 @case(
     "",
-    "einsum",
-    "`einsum`: einsum(): output subscript h does not appear in the equation for any input operand",
-    " (it gets `q` of 2 x 5 x 8, `k` of 2 x 5 x 8)",
-)
-def heads_that_no_tensor_has() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, q: Any, k: Any) -> Any:
-            return torch.einsum("bid,bjd->bhij", q, k)
-
-    return Net(), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
-
-
-@case("", "index_put_", "`out` in float16", fix="out.index_put_((at,), self.fc(x).half())")
-def a_cast_of_what_is_written_to() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, at: Any) -> Any:
-            out = torch.zeros(10, 4, dtype=torch.float16)
-            out.index_put_((at,), self.fc(x))
-            return out
-
-    return Net(fc=nn.Linear(6, 4)), torch.randn(3, 6), torch.tensor([1, 2, 3])
-
-
-@case(
-    "",
     "__setitem__",
     "`out[:, :x.size(1)]` selects 3 x 5 x 8 of `out` of 3 x 10 x 8",
     "3 x 5 x 7 from `fc`: 8 and 7 in the last dimension",
@@ -102,16 +77,6 @@ def a_place_wider_than_what_is_put_there() -> tuple[Any, ...]:
             return out
 
     return Net(fc=nn.Linear(6, 7)), torch.randn(3, 5, 6)
-
-
-@case("", "__setitem__", "selects 2 x 2 x 8 of `cache` of 2 x 16 x 8, is assigned `x` of 2 x 4 x 8: 2 and 4 in dimension 1", fix="")
-def a_cache_that_is_full() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, at: int) -> Any:
-            self.cache[:, at : at + x.size(1)] = x
-            return self.cache.sum(1)
-
-    return Net(cache=torch.zeros(2, 16, 8)), torch.randn(2, 4, 8), 14
 
 
 @case("rnn", None, "a hidden state of 1 x 3 x 16", "gets 2 x 3 x 16", fix="enc = nn.LSTM(8, 16, batch_first=True)")
@@ -138,15 +103,6 @@ def parts_larger_than_the_whole() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
 
 
-@case("", "topk", "the last dimension of `x` is 4, and 5 would fit", fix="")
-def more_than_there_are() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return x.topk(5).values
-
-    return Net(), torch.randn(5, 4)
-
-
 @case("", "repeat", "repeat dims", "`x` of 2 x 3 x 5", fix="")
 def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
     class Net(Parts):
@@ -154,30 +110,6 @@ def repeated_along_too_few_dimensions() -> tuple[Any, ...]:
             return x.repeat(3, 1)
 
     return Net(), torch.randn(2, 3, 5)
-
-
-@case(
-    "",
-    "baddbmm",
-    "`torch.baddbmm(self.b, x, y)` cannot take `b` of 1 x 5 x 6, `x` of 4 x 5 x 6, `y` of 4 x 6 x",
-    " 7: the last dimension of `y` is 7, and 6 would fit",
-    fix="b = nn.Parameter(torch.zeros(1, 5, 7))",
-)
-def a_term_beside_a_product() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, y: Any) -> Any:
-            return torch.baddbmm(self.b, x, y)
-
-    return Net(b=nn.Parameter(torch.zeros(1, 5, 6))), torch.randn(4, 5, 6), torch.randn(4, 6, 7)
-
-
-@case("", "conv2d", "`F.conv2d(x, self.w, padding=1)` cannot take `x` of 4 x 3 x 9 x 9, `w` of 8 x 3 x 3: 8 x 3 x 1", " x 3 would fit")
-def a_kernel_without_a_dimension() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            return F.conv2d(x, self.w, padding=1)
-
-    return Net(w=nn.Parameter(torch.randn(8, 3, 3))), torch.randn(4, 3, 9, 9)
 
 
 @case("", "sub", "8 and 3 in the last dimension", fix="(x - self.mean[:, None, None]) / self.std[:, None, None]")
@@ -225,15 +157,6 @@ def a_last_position_that_is_computed() -> tuple[Any, ...]:
             return x[torch.arange(x.size(0)), x.size(1)]
 
     return Net(), torch.randn(4, 9, 3)
-
-
-@case("", "cross_entropy", "as many columns in a target of probabilities, gets 6 x 5", fix="fc = nn.Linear(8, 5)")
-def rows_of_probabilities_for_more_classes() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, y: Any) -> Any:
-            return F.cross_entropy(self.fc(x), y)
-
-    return Net(fc=nn.Linear(8, 4)), torch.randn(6, 8), torch.rand(6, 5)
 
 
 @case("", "gather", "`gather` uses dimension 1, which does not exist: `self.fc(x)` of 4 from `fc` has dimensions -1 to 0", fix="")
@@ -369,26 +292,6 @@ def one_tensor_for_two_names() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 4)), torch.randn(5, 6)
 
 
-@case("", None, "unpacks 2 values", fix="scale, shift = self.fc(c).chunk(2, -1)")
-def three_pieces_for_two_names() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, c: Any) -> Any:
-            scale, shift = self.fc(c).chunk(3, -1)
-            return x * scale + shift
-
-    return Net(fc=nn.Linear(4, 12)), torch.randn(5, 6), torch.randn(5, 4)
-
-
-@case("", "view", "cannot split 75 into 3 x 26 = 78", fix="head = nn.Conv2d(16, 78, 1)")
-def anchors_of_more_classes() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            x = self.head(x)
-            return x.view(2, 3, 5 + self.classes, 8, 8)
-
-    return Net(head=nn.Conv2d(16, 75, 1), classes=21), torch.randn(2, 16, 8, 8)
-
-
 @case("", "mse_loss", "of 4 x 49 from `net.2` with `x` of 4 x 1 x 7 x 7", fix="F.mse_loss(y, x.flatten(1))")
 def a_picture_beside_its_rows() -> tuple[Any, ...]:
     class Net(Parts):
@@ -508,17 +411,6 @@ def one_filter_for_three_groups() -> tuple[Any, ...]:
     return Net(k=torch.randn(1, 1, 3, 3)), torch.randn(2, 3, 8, 8)
 
 
-@case("fc", "linear", "the 2 states of 16 are stacked along the first dimension of 2 x 3 x 16", fix="h = h.transpose(0, 1).flatten(1)")
-def states_of_all_layers() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            _, h = self.rnn(x)
-            h = self.fc(h)
-            return h  # noqa: RET504
-
-    return Net(rnn=nn.GRU(8, 16, 2, batch_first=True), fc=nn.Linear(32, 1)), torch.randn(3, 9, 8)
-
-
 @case("fc", "linear", "`fc` expects 6 features, gets 4", fix="self.fc(x)")
 def turned_for_nothing() -> tuple[Any, ...]:
     class Net(Parts):
@@ -556,16 +448,6 @@ def steps_that_were_unpacked() -> tuple[Any, ...]:
     return Net(), torch.randn(3, 7, 4), torch.tensor([3, 5, 4]), torch.ones(3, 7)
 
 
-@case("", "add_", "`self.w += 1` writes in place into the parameter `w`, which requires a gradient", fix="")
-def a_parameter_that_is_written_to() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            self.w += 1
-            return x @ self.w
-
-    return Net(w=nn.Parameter(torch.randn(4, 3))), torch.randn(2, 4)
-
-
 @case("", "add_", "an expanded tensor whose rows share memory", fix="m = m.clone() + x")
 def rows_that_share_their_memory() -> tuple[Any, ...]:
     class Net(Parts):
@@ -577,17 +459,6 @@ def rows_that_share_their_memory() -> tuple[Any, ...]:
     return Net(m=torch.zeros(1, 4)), torch.randn(3, 4)
 
 
-@case("", "add_", "cannot broadcast `h` of 2 x 3 from `fc` to 2 x 1 x 3 in place", fix="")
-def a_sum_that_would_have_to_grow() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            h = self.fc(x)
-            h += self.fc(x).unsqueeze(1)
-            return h
-
-    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4)
-
-
 @case("", "transpose", "`squeeze` removed the batch dimension", fix="self.conv(x).squeeze(2)")
 def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
     class Net(Parts):
@@ -597,39 +468,6 @@ def a_batch_of_one_before_it_is_turned() -> tuple[Any, ...]:
             return self.fc(h)
 
     return Net(conv=nn.Conv2d(1, 4, (5, 3)), fc=nn.Linear(4, 2)), torch.randn(1, 1, 5, 10)
-
-
-@case("", "view", "elements, not 2,430", fix="head = nn.Conv2d(8, 15, 3, padding=1)")
-def a_head_without_padding() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            b, _, h, w = x.shape
-            x = self.head(x)
-            return x.view(b, 3, 5, h, w)
-
-    return Net(head=nn.Conv2d(8, 15, 3)), torch.randn(2, 8, 9, 9)
-
-
-@case("", "add", "6 and 4 in the last dimension", fix="scores + bias.permute(2, 0, 1)")
-def a_bias_with_its_heads_last() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, q: Any, k: Any) -> Any:
-            steps = torch.arange(q.size(2))
-            bias = self.table[steps[:, None] - steps[None] + 5]
-            scores = q @ k.transpose(-2, -1)
-            return scores + bias
-
-    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
-
-
-@case("", "__getitem__", "selects position 16 of dimension 0, which has 11 (0 to 10)", fix="table = nn.Parameter(torch.zeros(17, 4))")
-def distances_beyond_their_table() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any) -> Any:
-            steps = torch.arange(x.size(1))
-            return self.table[steps[:, None] - steps[None] + x.size(1) - 1]
-
-    return Net(table=nn.Parameter(torch.randn(11, 4))), torch.randn(2, 9, 8)
 
 
 @case("", "glu", "the last dimension of `self.fc(x)` is 7, and 8 would fit", fix="fc = nn.Linear(4, 8)")
@@ -655,26 +493,6 @@ def a_grid_with_its_coordinates_first() -> tuple[Any, ...]:
             return F.grid_sample(x, self.at(x), align_corners=False)
 
     return Net(at=nn.Conv2d(3, 2, 3, padding=1)), torch.randn(2, 3, 8, 8)
-
-
-@case("", "cross_entropy", "reads scores of 3 as one sample, and its target has 2 classes", fix="")
-def scores_of_the_first_sample_alone() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, y: Any) -> Any:
-            return F.cross_entropy(self.fc(x)[0], y)
-
-    return Net(fc=nn.Linear(4, 3)), torch.randn(2, 4), torch.tensor([0, 1])
-
-
-@case(
-    "", "gaussian_nll_loss", "cannot take `x` of 5 x 2, `y` of 5 x 2, `v` of 5 x 3: the last dimension of `v` is 3, and 2 would fit", fix=""
-)
-def words_of_torchs_without_sizes() -> tuple[Any, ...]:
-    class Net(Parts):
-        def forward(self, x: Any, y: Any, v: Any) -> Any:
-            return F.gaussian_nll_loss(x, y, v)
-
-    return Net(), torch.randn(5, 2), torch.randn(5, 2), torch.ones(5, 3)
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)

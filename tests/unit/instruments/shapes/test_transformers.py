@@ -16,41 +16,12 @@ SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers
 LLAMA: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
 IDS = torch.randint(3, 60, (2, 8))
 MASK = torch.ones(2, 8, dtype=torch.long)
-T5: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-BART: dict[str, Any] = {
-    "vocab_size": 64,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
-WHISPER: dict[str, Any] = {**BART, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
-VIT: dict[str, Any] = {**{name: SIZES[name] for name in list(SIZES)[1:]}, "image_size": 32, "patch_size": 8}
 GPT2: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
 DEBERTA: dict[str, Any] = {**SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "bert": ("BertModel", "BertConfig", SIZES, {"input_ids": IDS, "attention_mask": MASK}),
-    "bert with a mask": ("BertModel", "BertConfig", SIZES, {"input_ids": IDS, "attention_mask": MASK.tril()}),
-    "bert with a loss": ("BertForSequenceClassification", "BertConfig", SIZES, {"input_ids": IDS, "labels": torch.tensor([0, 1])}),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2, {"input_ids": IDS, "labels": IDS}),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {"input_ids": IDS, "attention_mask": MASK}),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5, {"input_ids": IDS, "labels": IDS[:, :5].clone()}),
-    "bart": ("BartModel", "BartConfig", BART, {"input_ids": IDS}),
-    "vit": ("ViTModel", "ViTConfig", VIT, {"pixel_values": torch.randn(2, 3, 32, 32)}),
-    "whisper": (
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        WHISPER,
-        {"input_features": torch.randn(2, 8, 32), "labels": IDS[:, :5].clone()},
-    ),
     "deberta": ("DebertaV2Model", "DebertaV2Config", DEBERTA, {"input_ids": IDS}),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**LLAMA, "num_local_experts": 4}, {"input_ids": IDS}),
 }

@@ -51,38 +51,6 @@ TOLD = {
         "`randperm` draws from torch's generator, which is not seeded",
         ("data = Tensor", "torch.manual_seed(42)\ndata = Tensor"),
     ),
-    "a head": Told(
-        "torch.manual_seed(0)\nbody = nn.Linear(4, 4)\ntorch.seed()",
-        "head = nn.Linear(4, 2)  # <-\ny = head(body(torch.ones(1, 4)))",
-        "seed",
-        "aten.uniform_.default",
-        "torch's generator, which is not seeded",
-        ("head = nn", "torch.manual_seed(42)\nhead = nn"),
-    ),
-    "weights that are written over come before": Told(
-        "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
-        "net = nn.Linear(4, 4)\nnet.load_state_dict(saved)\ny = net(torch.ones(1, 4))\nz = y + torch.randn(4)  # <-",
-        "seed",
-        "aten.randn.default",
-        "`randn` draws from torch's generator",
-        ("z = y", "torch.manual_seed(42)\nz = y"),
-    ),
-    "NumPy": Told(
-        "",
-        "order = np.random.permutation(10)  # <-\nx = torch.arange(10.0)[order[:3].tolist()].sum()",
-        "seed",
-        "",
-        "draws from NumPy's global generator, which is not seeded",
-        ("order = np", "np.random.seed(42)\norder = np"),
-    ),
-    "Python": Told(
-        "rows = list(range(10))",
-        "some = random.sample(rows, 3)  # <-\nx = torch.tensor(some).sum()",
-        "seed",
-        "",
-        "draws from Python's `random`, which is not seeded",
-        ("some = ", "random.seed(42)\nsome = "),
-    ),
     "one in an object": Told(
         "class Augment:\n    def __init__(self): self.rng = np.random.default_rng()\naugment = Augment()",
         "x = torch.ones(3)\ny = x * augment.rng.random()  # <-",
@@ -118,25 +86,6 @@ TOLD = {
         "starts with `net` as this run left it",
         ("opt = torch", "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nopt = torch"),
         ("net",),
-    ),
-    "a list that the cell changes": Told(
-        "data = [1.0, 2.0, 3.0]",
-        "for i in range(3):\n    data[i] /= 2  # <-\nx = torch.tensor(data).sum()",
-        "carried_state",
-        "",
-        "this run changes `data`, and the next run starts from that",
-        ("for i", "data = [1.0, 2.0, 3.0]\nfor i"),
-        ("data",),
-    ),
-    "a file": Told(
-        "",
-        "if os.path.exists('features.pt'):  # <-\n    x = torch.load('features.pt') * 2\nelse:\n    x = torch.ones(3)\n"
-        "    torch.save(x, 'features.pt')\ny = x.sum()",
-        "carried_state",
-        "",
-        "starts with `features.pt` as this run left it",
-        ("if os.path", "if os.path.exists('features.pt'):\n    os.remove('features.pt')\nif os.path"),
-        ("features.pt",),
     ),
 }
 CARRIED = {
@@ -218,12 +167,7 @@ SAME = {
         "torch.manual_seed(0)\nsaved = nn.Linear(4, 4).state_dict()\ntorch.seed()",
         "net = nn.Linear(4, 4)\nnet.load_state_dict(saved)\ny = net(torch.ones(1, 4)).sum()\nprint(y.item())",
     ),
-    "a generator that nobody draws from": ("rng = np.random.default_rng()", "torch.manual_seed(0)\ny = torch.rand(2)"),
     "generators of the cell's own": ("", "g = torch.Generator().manual_seed(1)\nx = torch.randn(3, generator=g)"),
-    "inference": (
-        "torch.manual_seed(0)\nnet = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8)).eval()",
-        "y = net(torch.ones(2, 3))",
-    ),
 }
 
 
@@ -425,7 +369,6 @@ PRINTED = {
 }
 NOT_PRINTED = {
     "a clock": ("n = 0", "begin = time.time()\ny = torch.ones(2) * 2\nn += 1\nprint('took', time.time() - begin)"),
-    "what agrees": ("log = []", "y = torch.ones(2) * 2\nlog.append(1)\nprint(y.sum().item())"),
     "other words": ("seen = set()", "y = torch.ones(2) * 2\nprint('known' if 1 in seen else 'new')\nseen.add(1)"),
 }
 

@@ -21,11 +21,6 @@ TOLD = {
         "places = {w: i for i, w in enumerate(set(words))}  # <-\nx = torch.tensor([places[w] for w in words]) * 2",
         "sorted(set(words))",
     ),
-    "a set by a name, in a function": (
-        "rows = [('cat', 1), ('dog', 2)]\ndef classes(rows):\n    kinds = {kind for kind, _ in rows}\n    return list(kinds)  # <-",
-        "x = torch.tensor([classes(rows).index(kind) for kind, _ in rows]) * 2",
-        "sorted(kinds)",
-    ),
     "in a method, in a loop": (
         """\
 class Vocabulary:
@@ -81,15 +76,6 @@ x = torch.ones(n) * 2
 """,
     ),
     "numbers": ("labels = [1, 2, 3]", "x = torch.tensor(list(set(labels))) * 2\nis_there = 'a' in {'a', 'b'}\nn = hash((1, 2))"),
-    "files that are sorted": (
-        "for name in 'abc': Path(name + '.txt').write_text(str(ord(name)))",
-        "y = torch.tensor([float(Path(name).read_text()) for name in sorted(os.listdir('.'))]).cumsum(0)",
-    ),
-    "files that are counted": ("Path('a.txt').write_text('1')", "y = torch.ones(len(os.listdir('.')))"),
-    "futures in order": (
-        "from concurrent.futures import ThreadPoolExecutor",
-        "with ThreadPoolExecutor(2) as pool:\n    y = torch.tensor(list(pool.map(float, range(4)))).cumsum(0)",
-    ),
 }
 SALT = "torchdebug_magics.instruments.deterministic.ritual.status.began_with"
 

@@ -113,13 +113,7 @@ READS = {
     "attribute": lambda w, net: net.steps,
     "attribute of an own method": lambda w, net: getattr(net, "inner", "absent"),
     "attribute that was not there": lambda w, net: hasattr(net, "last"),
-    "list of the module": lambda w, net: list(net.log),
-    "dict of the module": lambda w, net: dict(net.names),
     "global": lambda w, net: w["total"],
-    "global dict, two calls deep": lambda w, net: dict(w["table"]),
-    "global list, two calls deep": lambda w, net: list(w["seen"]),
-    "attribute of a global object": lambda w, net: w["config"].temperature,
-    "attribute of a class": lambda w, net: w["Config"].count,
     "closure": lambda w, net: w["ticking"].__closure__[0].cell_contents,
 }
 

@@ -35,72 +35,9 @@ def hunt(tmp_path: Path) -> Callable[..., Observed]:
 
 
 REPRODUCED: dict[str, str] = {
-    "plain": "out = model(x)\nloss = (out * 0).log().sum()  # bad\nloss.backward()\n",
-    "one line": "loss = (model(x) * 0).log().sum(); loss.backward()  # bad\n",
-    "one expression": "(model(x) * 0).log().sum().backward()  # bad\n",
-    "one line in a loop": "for x in data: opt.zero_grad(); (model(x) * 0).log().sum().backward(); opt.step()  # bad\n",
-    "over several lines": "loss = torch.sum(\n    torch.log(  # bad\n        model(x) * 0\n    )\n)\nloss.backward()\n",
-    "in a function": "def step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n    return loss\nstep(x)\n",
-    "the sink in a function": "def finish(loss):\n    loss.backward()\nout = model(x)\nloss = (out * 0).log().sum()  # bad\nfinish(loss)\n",
-    "the model in a function": "def forward(x):\n    return (model(x) * 0).log()  # bad\nloss = forward(x).sum()\nloss.backward()\n",
-    "in a method": (
-        "class T:\n    def __init__(self):\n        self.model, self.__zero = model, 0\n"
-        "    def loss(self, x):\n        return (self.model(x) * self.__zero).log().sum()  # bad\n"
-        "    def step(self, x):\n        loss = self.loss(x)\n        loss.backward()\nT().step(x)\n"
-    ),
-    "private names in the step": (
-        "class T:\n    def step(self, x):\n        self.__zero = 0\n        out = model(x)\n        loss = (out * self.__zero).log().sum()  # bad\n"
-        "        loss.backward()\nT().step(x)\n"
-    ),
-    "super in the step": (
-        "class A:\n    def loss(self, x):\n        return model(x)\n"
-        "class B(A):\n    def step(self, x):\n        out = super().loss(x)\n        loss = (out * 0).log().sum()  # bad\n        loss.backward()\nB().step(x)\n"
-    ),
-    "a closure": (
-        "def outer():\n    zero = 0\n    def step(x):\n        out = model(x)\n        loss = (out * zero).log().sum()  # bad\n        loss.backward()\n"
-        "    return step\nouter()(x)\n"
-    ),
-    "return of the loss": (
-        "def step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    return loss.backward()\nstep(x)\n"
-    ),
-    "a with block round the forward": (
-        "with torch.autograd.set_grad_enabled(True):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\nloss.backward()\n"
-    ),
-    "a with block round both": (
-        "with torch.autograd.set_grad_enabled(True):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n"
-    ),
-    "autocast": (
-        "with torch.autocast('cpu', dtype=torch.bfloat16):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\nloss.backward()\n"
-    ),
-    "try round the step": "try:\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nfinally:\n    pass\n",
-    "if inside the step": "out = model(x)\nif out is not None:\n    loss = (out * 0).log().sum()  # bad\nelse:\n    loss = out.sum()\nloss.backward()\n",
-    "continue inside the step": "for x in data:\n    out = model(x)\n    if out is None: continue\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\n",
-    "a name rebound in the step": "z = 1.0\nfor i in range(4):\n    out = model(x)\n    loss = (out * z).log().abs().sum() if z else (out * z).log().sum()  # bad\n    z = 0.0 if i == 1 else z\n    loss = loss.nan_to_num(0.0, None, None) if z or i < 2 else loss\n    opt.zero_grad()\n    loss.backward()\n",
-    "a name deleted in the step": "h = x * 2\nout = model(h)\nloss = (out * 0).log().sum()  # bad\ndel h, out\nloss.backward()\n",
-    "a loop over a list": "out = model(x)\nloss = 0\nfor one in [out, out]:\n    loss = loss + (one * 0).log().sum()  # bad\nloss.backward()\n",
-    "a loop over zip": "loss = 0\nfor one, two in zip(data, data):\n    loss = loss + (model(one) * 0).log().sum()  # bad\nloss.backward()\n",
-    "a loop over a module list": "loss = 0\nfor layer in nn.ModuleList([model, model]):\n    loss = loss + (layer(x) * 0).log().sum()  # bad\nloss.backward()\n",
     "a comprehension": "loss = sum([(model(one) * 0).log().sum() for one in data])  # bad\nloss.backward()\n",
-    "a generator expression": "loss = sum((model(one) * 0).log().sum() for one in data)  # bad\nloss.backward()\n",
-    "a walrus": "loss = ((out := model(x)) * 0).log().sum()  # bad\nloss.backward()\n",
     "match": "out = model(x)\nmatch out.dim():\n    case 2:\n        loss = (out * 0).log().sum()  # bad\n    case _:\n        loss = out.sum()\nloss.backward()\n",
-    "an annotated name": "out: torch.Tensor = model(x)\nloss: torch.Tensor = (out * 0).log().sum()  # bad\nloss.backward()\n",
-    "a lambda": "head = lambda h: (h * 0).log()  # bad\nloss = head(model(x)).sum()\nloss.backward()\n",
-    "a function defined in the step": "out = model(x)\ndef head(h):\n    return (h * 0).log().sum()  # bad\nloss = head(out)\nloss.backward()\n",
-    "next in the model call": "batches = iter(data)\nloss = (model(next(batches)) * 0).log().sum()  # bad\nloss.backward()\n",
-    "no model": "w = torch.ones(3, requires_grad=True)\nh = w * 0\nloss = h.log().sum()  # bad\nloss.backward()\n",
-    "no model, in place": "w = torch.ones(3, requires_grad=True)\nh = w * 1\nh.mul_(0)\nh[0] = 0\nloss = h.log().sum()  # bad\nloss.backward()\n",
-    "star arguments": "batch = (x,)\nloss = (model(*batch) * 0).log().sum()  # bad\nloss.backward(*[])\n",
-    "a global statement": "count = 0\ndef step():\n    global count\n    out = model(x)\n    count += 1\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nstep()\nassert_count = count\n",
-    "a loss that is a tuple of two": "out = model(x)\na, b = (out * 0).log().sum(), out.sum()  # bad\ntorch.autograd.backward([a, b])\n",
-    "a decorator": "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def inner(*a):\n        return f(*a)\n    return inner\n@deco\ndef step(x):\n    out = model(x)\n    loss = (out * 0).log().sum()  # bad\n    loss.backward()\nstep(x)\n",
-    "a string over lines": "out = model(x)\ntext = '''a\n  b'''\nloss = (out * 0 * len(text)).log().sum()  # bad\nloss.backward()\n",
-    "what a queue gave": "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nzero = q.get()\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
-    "what an iterator gave": "it = iter([0, 1])\nout = model(x)\nzero = next(it)\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
     "what an iterator gave before the model": "it = iter([torch.full((3, 2), 0.5)])\nx = torch.ones(3, 2)\nx = next(it)\nh = (x - 1).log()  # bad\nloss = model(h).sum()\nloss.backward()\n",
-    "what a file gave": "import io\nfile = io.StringIO('0\\n1')\nout = model(x)\nline = file.readline()\nloss = (out * int(line)).log().sum()  # bad\nloss.backward()\n",
-    "what a stack of the step gave": "stack = []\nstack.append(model(x))\nh = stack.pop()\nloss = (h * 0).log().sum()  # bad\nloss.backward()\n",
-    "a dict that is asked": "out = model(x)\nzero = dict(a=0).get('a')\nloss = (out * zero).log().sum()  # bad\nloss.backward()\n",
 }  # fmt: skip
 
 
@@ -117,14 +54,7 @@ def test_these_steps_are_run_again(hunt: Any, name: str) -> None:
 
 REFUSED: dict[str, tuple[str, str]] = {
     "an iterator that has run": ("it = iter(data)\nloss = 0\nfor one in it:\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
-    "an iterator of a module": (
-        "class B:\n    pass\nb = B()\nb.it = iter(data)\nloss = 0\nfor one in b.it:\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
-    "an enumerated iterator": (
-        "it = iter(data)\nloss = 0\nfor i, one in enumerate(it):\n    loss = loss + (model(one) * 0).log().sum()\nloss.backward()\n", "iterator"),
-    "a queue in a loop": (
-        "import queue\nq = queue.Queue()\nq.put(0)\nout = model(x)\nfor _ in range(1):\n    zero = q.get()\nloss = (out * zero).log().sum()\nloss.backward()\n", "queue"),
     "a number that is another one by now": ("w = torch.ones(3, requires_grad=True)\nz = 0\nfor _ in range(1):\n    h = w * z\n    z = 1\n    loss = h.log().sum()\n    loss.backward()\n", "value of z is gone"),
-    "source that is not at hand": ("exec('loss = (model(x) * 0).log().sum()\\nloss.backward()')\n", ""),
 }  # fmt: skip
 
 
@@ -161,11 +91,8 @@ def test_an_iterator_in_a_loop_of_the_step_is_not_advanced(hunt: Any) -> None:
 
 
 REPORTS = [
-    "print('said')",
     "ran.append(loss.item())",
-    "ran.extend([1])",
     "ran += [1]",
-    "ran = [*ran, 1]",
     "table['n'] = table.get('n', 0) + 1",
     "table.setdefault('k', []).append(1)",
     "box.n += 1",
@@ -177,14 +104,10 @@ REPORTS = [
     "queue.get_nowait()",
     "stack_.pop()",
     "file.readline()",
-    "rng.random()",
-    "torch.rand(1, generator=gen)",
     "own.random()",
     "weight = schedule.value()",
     "noted = note(loss)",
     "nested['a']['b'] += 1",
-    "deep[0].append(1)",
-    "running.mul_(0.5).add_(out.detach().mean())",
 ]
 
 
