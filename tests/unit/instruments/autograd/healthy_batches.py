@@ -28,6 +28,97 @@ for x, y in [(torch.randn(5, 7, 4), torch.randint(3, (7,))) for _ in range(3)]:
 """,
     ),
     Program(
+        "a language model over (steps, batch)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(11, 6)
+        self.rnn = nn.LSTM(6, 6)
+        self.fc = nn.Linear(6, 11)
+
+    def forward(self, x):
+        h, _ = self.rnn(self.e(x))
+        return self.fc(h)
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(11, (5, 4)), torch.randint(11, (5, 4))) for _ in range(3)]:
+    logits = net(x)
+    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer over (steps, batch)",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+        self.e = nn.Embedding(11, 8)
+        self.fc = nn.Linear(8, 11)
+
+    def forward(self, x):
+        return self.fc(self.enc(self.e(x)))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for x, y in [(torch.randint(11, (6, 4)), torch.randint(11, (6, 4))) for _ in range(3)]:
+    logits = net(x)
+    loss = F.cross_entropy(logits.reshape(-1, 11), y.reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a transformer whose input is permuted",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+        self.inp = nn.Linear(4, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.enc(self.inp(x).permute(1, 0, 2)).mean(0))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 5, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a graph convolution over all nodes",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A = torch.eye(7) + torch.rand(7, 7).round()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.b(self.A @ torch.relu(self.a(self.A @ x)))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
         "attention over one sequence",
         """\
 class Net(nn.Module):
@@ -46,6 +137,121 @@ for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
     opt.zero_grad()
     loss.backward()
     opt.step()
+""",
+    ),
+    Program(
+        "the last states of four directions, transposed",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x):
+        _, h = self.rnn(x)
+        return self.fc(h.transpose(0, 1).reshape(x.size(0), -1))
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 5, 4), torch.randint(3, (8,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "features standardised over the batch by hand",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 8)
+        self.b = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        h = (h - h.mean(0)) / h.std(0)
+        return self.b(h)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in [(torch.randn(7, 4), torch.randint(3, (7,))) for _ in range(3)]:
+    loss = F.cross_entropy(net(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a contrastive loss over the batch",
+        """\
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(6, 4)
+    a, b = F.normalize(net(x + 0.1 * torch.randn_like(x))), F.normalize(net(x + 0.1 * torch.randn_like(x)))
+    loss = F.cross_entropy(a @ b.t() / 0.1, torch.arange(6))
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "attention pooling over one bag",
+        """\
+class MIL(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.w, self.c = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 2)
+    def forward(self, bag):
+        h = torch.relu(self.f(bag))
+        a = F.softmax(self.w(h), dim=0)
+        return self.c((a * h).sum(0, keepdim=True))
+net = MIL()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    loss = F.cross_entropy(net(torch.randn(9, 4)), torch.randint(2, (1,)))
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "BERT with a mask",
+        """\
+from transformers import BertConfig, BertForSequenceClassification
+sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=16)
+net = BertForSequenceClassification(BertConfig(vocab_size=31, **sizes))
+net.train()
+opt = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    loss = net(input_ids=torch.randint(31, (3, 9)), attention_mask=torch.ones(3, 9, dtype=torch.long), labels=torch.randint(2, (3,))).loss
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "T5 with labels",
+        """\
+from transformers import T5Config, T5ForConditionalGeneration
+net = T5ForConditionalGeneration(T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0))
+net.train()
+opt = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    loss = net(input_ids=torch.randint(31, (3, 9)), labels=torch.randint(31, (3, 7))).loss
+    opt.zero_grad(); loss.backward(); opt.step()
+""",
+    ),
+    Program(
+        "the embeddings of GPT-2 are resized, which keeps the parameter",
+        """\
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+model.resize_token_embeddings(14, mean_resizing=False)
+model.train()
+for input_ids in torch.randint(14, (3, 2, 6)):
+    loss = model(input_ids=input_ids, labels=input_ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """,
     ),
     Program(

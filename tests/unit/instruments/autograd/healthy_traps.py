@@ -43,6 +43,42 @@ for x, y in [(torch.randn(5, 4).bfloat16(), torch.randint(2, (5,))) for _ in ran
 """,
     ),
     Program(
+        "PCGrad: gradients of tasks are taken apart, projected, and set",
+        """\
+trunk, a, b = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+params = [*trunk.parameters(), *a.parameters(), *b.parameters()]
+opt = torch.optim.SGD(params, lr=0.1)
+for x in torch.randn(4, 6, 4):
+    h = trunk(x).tanh()
+    grads = []
+    for loss in (a(h).square().mean(), (b(h) - 1).square().mean()):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        grads.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params])
+    opt.zero_grad()
+    dot = sum((g * k).sum() for g, k in zip(*grads))
+    for p, g, k in zip(params, *grads):
+        p.grad = g + k if dot >= 0 else g + k - dot * g / (g.square().sum() + 1e-8)
+    opt.step()
+""",
+    ),
+    Program(
+        "the discriminator's gradients of the generator's loss are thrown away",
+        """\
+G, D = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+og, od = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for real in torch.randn(4, 6, 4):
+    fake = G(torch.randn(6, 2))
+    og.zero_grad()
+    F.softplus(-D(fake)).mean().backward()
+    od.zero_grad()
+    og.step()
+    (F.softplus(D(fake.detach())).mean() + F.softplus(-D(real)).mean()).backward()
+    od.step()
+    od.zero_grad()
+""",
+    ),
+    Program(
         "Reptile: an inner optimizer on a copy, the outer step by hand",
         """\
 import copy
@@ -88,6 +124,176 @@ for step in range(6):
 """,
     ),
     Program(
+        "a graph network mixes the nodes of its one graph",
+        """\
+class GCN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, adj):
+        return self.b(adj @ F.dropout(F.relu(self.a(adj @ x)), 0.5, self.training))
+
+x, y = torch.randn(9, 5), torch.randint(3, (9,))
+adj = (torch.rand(9, 9) < 0.4).float() + torch.eye(9)
+adj = adj / adj.sum(1, keepdim=True)
+train = torch.rand(9) < 0.6
+model = GCN()
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(3):
+    model.train()
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x, adj)[train], y[train])
+    loss.backward()
+    opt.step()
+    model.eval()
+    with torch.no_grad():
+        (model(x, adj).argmax(1) == y)[~train].float().mean()
+""",
+    ),
+    Program(
+        "time comes first, and attention is a softmax over it",
+        """\
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.score, self.out = nn.GRU(3, 6), nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h, _ = self.rnn(x)
+        w = torch.softmax(self.score(h), dim=0)
+        return self.out((w * h).sum(0))
+
+model = Pool()
+opt = torch.optim.Adam(model.parameters())
+for x, y in [(torch.randn(7, 4, 3), torch.randint(2, (4,))) for _ in range(3)]:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "CLIP features are normalised in place under no_grad",
+        """\
+image, text = nn.Linear(6, 4), nn.Linear(5, 4)
+with torch.no_grad():
+    i, t = image(torch.randn(3, 6)), text(torch.randn(7, 5))
+    i /= i.norm(dim=-1, keepdim=True)
+    t /= t.norm(dim=-1, keepdim=True)
+    print((100 * i @ t.t()).softmax(-1).argmax(-1))
+""",
+    ),
+    Program(
+        "the best weights are loaded back, and training goes on",
+        """\
+import copy
+
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 2))
+opt = torch.optim.Adam(model.parameters())
+best, state = float("inf"), None
+xv, yv = torch.randn(8, 4), torch.randint(2, (8,))
+for epoch in range(4):
+    model.train()
+    loss = F.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,)))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    model.eval()
+    with torch.no_grad():
+        val = F.cross_entropy(model(xv), yv).item()
+    if val < best:
+        best, state = val, copy.deepcopy(model.state_dict())
+    else:
+        model.load_state_dict(state)
+""",
+    ),
+    Program(
+        "magnitude pruning while training",
+        """\
+from torch.nn.utils import prune
+
+model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+prune.l1_unstructured(model[0], "weight", 0.4)
+for x, y in [(torch.randn(5, 6), torch.randint(2, (5,))) for _ in range(4)]:
+    loss = F.cross_entropy(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+prune.remove(model[0], "weight")
+""",
+    ),
+    Program(
+        "evolution strategies: no backward at all",
+        """\
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+theta = parameters_to_vector(model.parameters()).detach()
+x = torch.randn(16, 3)
+for generation in range(3):
+    noise = torch.randn(6, len(theta))
+    scores = []
+    with torch.no_grad():
+        for n in noise:
+            vector_to_parameters(theta + 0.1 * n, model.parameters())
+            scores.append(-F.mse_loss(model(x), x.sum(1, keepdim=True)))
+    scores = torch.stack(scores)
+    theta = theta + 0.05 * ((scores - scores.mean()) / (scores.std() + 1e-8)) @ noise / 6
+""",
+    ),
+    Program(
+        "functional parameters with an update by hand",
+        """\
+from torch.func import functional_call, grad_and_value
+
+model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+params = {k: v.detach().clone() for k, v in model.named_parameters()}
+
+def loss_fn(p, x):
+    return functional_call(model, p, (x,)).square().mean()
+
+for x in torch.randn(4, 5, 3):
+    grads, loss = grad_and_value(loss_fn)(params, x)
+    params = {k: p - 0.1 * grads[k] for k, p in params.items()}
+""",
+    ),
+    Program(
+        "prompt tuning of a model in eval mode",
+        """\
+from transformers import GPT2Config, GPT2LMHeadModel
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=13, n_positions=12, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+model.eval()
+for p in model.parameters():
+    p.requires_grad_(False)
+prompt = nn.Parameter(torch.randn(3, 8) * 0.1)
+opt = torch.optim.Adam([prompt], lr=0.1)
+for ids in torch.randint(13, (3, 2, 5)):
+    embeds = torch.cat([prompt.expand(2, 3, 8), model.transformer.wte(ids)], 1)
+    labels = torch.cat([torch.full((2, 3), -100), ids], 1)
+    loss = model(inputs_embeds=embeds, labels=labels).loss
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a step is skipped where the loss is not finite",
+        """\
+model = nn.Linear(3, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for i, x in enumerate(torch.randn(5, 4, 3)):
+    loss = model(x).square().mean() if i != 2 else model(x / 0).mean()
+    opt.zero_grad()
+    if not torch.isfinite(loss):
+        continue
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
         "k-fold cross-validation: a new model and a new optimizer a fold",
         """\
 X, y = torch.randn(24, 4), torch.randint(2, (24,))
@@ -103,6 +309,193 @@ for fold in range(3):
     model.eval()
     with torch.no_grad():
         (model(X[held]).argmax(1) == y[held]).float().mean()
+""",
+    ),
+    Program(
+        "a mean teacher in training mode under no_grad",
+        """\
+import copy
+
+student = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+teacher = copy.deepcopy(student)
+for p in teacher.parameters():
+    p.detach_()
+opt = torch.optim.SGD(student.parameters(), lr=0.1)
+for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]:
+    with torch.no_grad():
+        target = teacher(x + 0.1 * torch.randn_like(x)).softmax(1)
+    out = student(x)
+    loss = F.cross_entropy(out[:4], y[:4]) + F.mse_loss(out.softmax(1), target)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    for pt, ps in zip(teacher.parameters(), student.parameters()):
+        pt.data.mul_(0.99).add_(ps.data, alpha=0.01)
+""",
+    ),
+    Program(
+        "a fused AdamW and a graph that is gone before the step",
+        """\
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.AdamW(model.parameters(), fused=True)
+buffer = torch.empty(6, 4).numpy()
+for step in range(4):
+    buffer[:] = torch.randn(6, 4).numpy()
+    x = torch.from_numpy(buffer)
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "two forwards of a DDP discriminator in one process",
+        """\
+import tempfile
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+with tempfile.TemporaryDirectory() as folder:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        disc = DDP(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(64, 1)))
+        opt = torch.optim.Adam(disc.parameters())
+        for real in torch.randn(3, 3, 1, 6, 6):
+            loss = F.relu(1 + disc(torch.randn(3, 1, 6, 6))).mean() + F.relu(1 - disc(real)).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    finally:
+        disc = None
+        dist.destroy_process_group()
+""",
+    ),
+    Program(
+        "a soft assignment to clusters, which is summed over the samples, and DiffPool",
+        """\
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.assign, self.embed, self.head = nn.Linear(6, 3), nn.Linear(6, 6), nn.Linear(18, 2)
+
+    def forward(self, x, adjacency):
+        s = torch.softmax(self.assign(x), dim=-1)
+        pooled = s.transpose(1, 2) @ self.embed(x)
+        linked = s.transpose(1, 2) @ adjacency @ s
+        weighted = torch.bmm(F.softmax(self.assign(x).transpose(1, 2), dim=1), self.embed(x))
+        return self.head((pooled + weighted).flatten(1)), linked
+
+model = Pool()
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+for x in torch.randn(4, 5, 7, 6):
+    scores, linked = model(x, torch.rand(5, 7, 7))
+    loss = F.cross_entropy(scores, torch.randint(2, (5,))) + 1e-3 * linked.square().sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "cross attention both ways, slots that are normed once more, and dropout that asks for the mode",
+        """\
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, a, b):
+        scores = self.q(a) @ self.k(b).transpose(1, 2)
+        one = F.dropout(scores.softmax(-1), 0.1, self.training) @ self.v(b)
+        other = scores.softmax(1).transpose(1, 2) @ self.v(a)
+        slots = scores.softmax(1)
+        slots = (slots / slots.sum(-1, keepdim=True)) @ self.v(b)
+        return self.head(F.dropout(one + slots, training=self.training)).mean(1) + self.head(other).mean(1)
+
+model = Both()
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+for a in torch.randn(4, 3, 5, 6):
+    loss = model(a, torch.randn(3, 4, 6)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+model.eval()
+with torch.no_grad():
+    means = model(torch.randn(3, 5, 6), torch.randn(3, 4, 6))
+""",
+    ),
+    Program(
+        "a VAE with both terms summed, one with a small factor, and a penalty on the weights",
+        """\
+encoder, decoder = nn.Linear(12, 6), nn.Linear(3, 12)
+opt = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 1e-3)
+for step, x in enumerate(torch.randn(6, 8, 12)):
+    mean, logvar = encoder(x).chunk(2, 1)
+    output = decoder(mean + torch.exp(0.5 * logvar) * torch.randn_like(mean))
+    kl = -0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())
+    if step % 3 == 0:
+        loss = F.mse_loss(output, x, reduction="sum") + kl
+    elif step % 3 == 1:
+        loss = F.mse_loss(output, x) + kl / x.numel() + 0.5 * encoder.weight.square().sum()
+    else:
+        loss = F.mse_loss(output, x) + 0.001 * kl
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "actor and critic with an advantage that is a constant, and a soft one without any product",
+        """\
+body, actor, critic = nn.Linear(4, 16), nn.Linear(16, 2), nn.Linear(16, 1)
+opt = torch.optim.Adam([*body.parameters(), *actor.parameters(), *critic.parameters()], 1e-3)
+for states in torch.randn(4, 10, 4):
+    h = body(states).relu()
+    distribution, values = torch.distributions.Categorical(logits=actor(h)), critic(h).squeeze(-1)
+    actions, returns = distribution.sample(), torch.randn(10)
+    advantages = (returns - values).detach()
+    loss = -(distribution.log_prob(actions) * advantages).mean() + F.mse_loss(values, returns) - 0.01 * distribution.entropy().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a residual net that activates in place what nobody reads again",
+        """\
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.relu = nn.BatchNorm1d(8), nn.ReLU(inplace=True)
+        self.branch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+
+    def forward(self, x):
+        out = self.relu(self.norm(x))
+        return self.branch(out) + x
+
+model = nn.Sequential(nn.Linear(4, 8), Block(), Block(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 1)))
+opt = torch.optim.SGD(model.parameters(), 0.01)
+for x in torch.randn(4, 6, 4):
+    loss = model(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "a data set without indices that its workers divide",
+        """\
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(torch.randn(12, 4, generator=torch.Generator().manual_seed(0))[worker.id :: worker.num_workers])
+
+model = nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), 1e-2)
+for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):
+    loss = model(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
 """,
     ),
 )

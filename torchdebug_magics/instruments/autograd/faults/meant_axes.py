@@ -100,11 +100,12 @@ def _is_of_leaf(use: Use, product: RecordedOp) -> bool:
 
 def _products_of(facts: TrainingFacts, softmax: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
     """(the product, whether they are its first or second factor) that the weights go into, as they are."""
-    sizes = softmax.makes[0].shape[-2:]
-    later = walk([softmax], lambda op: facts.consumers.get(op.index, ()) if op is softmax or op.name in _ELEMENTWISE else ())
-    for op in later:
+    sizes, passed = softmax.makes[0].shape[-2:], {softmax.index}
+    for op in walk([softmax], lambda op: facts.consumers.get(op.index, ()) if op.index in passed else ()):
+        if op.name in _ELEMENTWISE and sum(use.requires_grad for use in op.reads) == 1:  # and not normed by their own sums
+            passed.add(op.index)
         for use, maker in op.sources if op.name in _PRODUCTS else ():
-            if (maker is softmax or maker.name in _ELEMENTWISE) and use.shape[-2:] == sizes:
+            if maker.index in passed and use.shape[-2:] == sizes:
                 yield op, 0 if use is op.reads[0] else 1
 
 

@@ -21,10 +21,11 @@ def overwritten_inputs(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         for memory in {use.memory for use in op.reads} - {use.memory for use in op.writes}:
             readers[memory].append(op)
     for writer in ops:
-        if not writer.writes or not writer.module or not writer.is_forward:
+        written = writer.writes[0] if writer.writes and writer.is_forward else None
+        if written is None or not writer.module or not written.requires_grad:  # else a statistic, of which there are the module's own
             continue
         makers = {use.memory: maker for use, maker in writer.sources}
-        memory = writer.writes[0].memory
+        memory = written.memory
         for reader in (op for op in readers[memory] if op.index > writer.index and op.root == writer.root):
             child = _child(reader.module, writer.module)
             maker = makers.get(memory)

@@ -34,7 +34,8 @@ _LOSSES = {
 _OF_MEAN = (None, 1)
 """What stands for that among the arguments of the op: the default, which is left out."""
 _LEAST_WEIGHT = 0.1
-"""Of a sum beside a mean: a smaller factor is chosen to bring both to one scale."""
+_LEAST_SUM = 2
+"""The factor of a sum beside a mean, and that by the samples: what is less is to bring both to one scale."""
 
 
 def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -111,10 +112,10 @@ def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
         terms = list(_weighted_terms(root)) if root is not None else []
         means = [op for op, _ in terms if op.name == "mean" or (op.name in _LOSSES and op.number in _OF_MEAN)]
-        sums = [op for op, factor in terms if op.name == "sum" and abs(factor) >= _LEAST_WEIGHT and _is_of_data(op)]
+        sums = [op for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_of_data(op)]
         for mean, total in itertools.product(means, sums):
             whole, added = mean.reads[0].shape, total.reads[0].shape
-            if not whole or not added or whole[0] != added[0] or whole[0] == 1 or total.makes[0].shape:
+            if min(len(whole), len(added)) < 2 or whole[0] != added[0]:  # noqa: PLR2004 - samples of several numbers
                 continue
             what = _LOSSES.get(mean.name, (mean.name,))[0]
             made = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
@@ -156,9 +157,15 @@ def _weighted_terms(root: RecordedOp) -> Iterator[tuple[RecordedOp, float]]:
             yield op, factor
 
 
+def _is_whole(total: RecordedOp, factor: float) -> bool:
+    """Whether a sum over a batch is left as it is: nobody has divided it by the number of samples, or given it a small weight."""
+    batch = total.reads[0].shape[0] if total.reads[0].shape else 0
+    return not total.makes[0].shape and abs(factor) >= _LEAST_WEIGHT and abs(factor) * batch >= _LEAST_SUM
+
+
 def _is_of_data(op: RecordedOp) -> bool:
     """Whether it was computed of more than parameters, as a penalty of the weights is not."""
-    return any(each.unknown for each in walk([op], lambda op: op.parents))
+    return any(use.shape and not use.requires_grad for each in walk([op], lambda op: op.parents) for use in each.reads)
 
 
 def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:

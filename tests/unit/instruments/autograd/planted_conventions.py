@@ -1,0 +1,207 @@
+"""Planted faults of formulas: what is computed raises nothing, and is not what such a formula means."""
+
+from tests.unit.instruments.autograd.case import Case
+
+__all__ = ["CASES"]
+
+_VAE = """\
+class VAE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(12, 6), nn.Linear(3, 12)
+
+    def forward(self, x):
+        mean, logvar = self.encoder(x).chunk(2, 1)
+        return self.decoder(mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)), mean, logvar
+
+model = VAE()
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+for x in torch.randn(4, 8, 12):
+    output, mean, logvar = model(x)
+    {}
+    kl = -0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())  #> saved
+    loss = reconstruction + kl
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+_ATTENTION = """\
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        weights = self.query(x) @ self.key(x).transpose(-2, -1) / 6**0.5
+        weights = weights.masked_fill(torch.tril(torch.ones(5, 5)) == 0, float("-inf"))
+        weights = F.softmax(weights, {})  #> location
+        return self.out(F.dropout(weights, 0.1, self.training) @ self.value(x))  #> saved
+
+model = Head()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 2, 5, 6):
+    loss = F.mse_loss(model(x)[:, :-1], x[:, 1:])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+_DROPS = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 2)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        x = {}  #> location
+        return self.second(x)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 8, 6):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+model.eval()
+with torch.no_grad():
+    likely = model(torch.randn(8, 6)).softmax(1)
+"""
+_CRITIC = """\
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.actor, self.critic = nn.Linear(4, 16), nn.Linear(16, 2), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return torch.distributions.Categorical(logits=self.actor(h)), self.critic(h).squeeze(-1)
+
+policy = Policy()
+optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
+for states in torch.randn(4, 10, 4):
+    distribution, values = policy(states)
+    actions, returns = distribution.sample(), torch.randn(10)
+    advantages = returns - values  #> saved
+    actor = -(distribution.log_prob(actions) * {}).mean()  #> location
+    critic = {}
+    loss = actor + 0.5 * critic
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+CASES = (
+    Case(
+        name="a VAE whose reconstruction is a mean beside a sum",
+        kind="unlike_reductions",
+        text=_VAE.format("reconstruction = F.mse_loss(output, x)  #> location"),
+        edits=(("F.mse_loss(output, x)", 'F.mse_loss(output, x, reduction="sum")'),),
+    ),
+    Case(
+        name="a VAE whose squared error is averaged by hand",
+        kind="unlike_reductions",
+        text=_VAE.format("reconstruction = ((output - x) ** 2).mean()  #> location"),
+        edits=(("((output - x) ** 2).mean()", "((output - x) ** 2).sum()"),),
+    ),
+    Case(
+        name="attention whose softmax runs over the queries",
+        kind="other_axis",
+        text=_ATTENTION.format("dim=-2"),
+        edits=(("dim=-2", "dim=-1"),),
+    ),
+    Case(
+        name="attention whose softmax is given the queries' dimension by position",
+        kind="other_axis",
+        text=_ATTENTION.format("1"),
+        edits=(("F.softmax(weights, 1)", "F.softmax(weights, dim=-1)"),),
+    ),
+    Case(
+        name="a function of dropout that is not told of the mode",
+        kind="eval_in_train_mode",
+        text=_DROPS.format("F.dropout(x, p=0.5)"),
+        edits=(("F.dropout(x, p=0.5)", "F.dropout(x, p=0.5, training=self.training)"),),
+    ),
+    Case(
+        name="a module of dropout that is made in the forward",
+        kind="eval_in_train_mode",
+        text=_DROPS.format("nn.Dropout(0.3)(x)"),
+        edits=(("nn.Dropout(0.3)(x)", "nn.functional.dropout(x, 0.3, training=self.training)"),),
+    ),
+    Case(
+        name="an advantage that sends the policy's gradient into the critic",
+        kind="driven_value",
+        text=_CRITIC.format("advantages", "F.smooth_l1_loss(values, returns)"),
+        tensors=("advantages",),
+        edits=(("log_prob(actions) * advantages", "log_prob(actions) * advantages.detach()"),),
+    ),
+    Case(
+        name="an advantage whose square the critic minimizes",
+        kind="driven_value",
+        text=_CRITIC.format("advantages", "advantages.pow(2).mean()"),
+        edits=(("log_prob(actions) * advantages", "log_prob(actions) * advantages.detach()"),),
+    ),
+    Case(
+        name="a focal loss that weights the mean of the batch",
+        kind="early_reduction",
+        text="""\
+def focal(scores, classes, gamma=2):
+    cross_entropy = F.cross_entropy(scores, classes)  #> location
+    likely = torch.exp(-cross_entropy)
+    return (1 - likely) ** gamma * cross_entropy  #> saved
+
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 8, 6):
+    loss = focal(model(x), torch.randint(3, (8,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            ("F.cross_entropy(scores, classes)", 'F.cross_entropy(scores, classes, reduction="none")'),
+            ("(1 - likely) ** gamma * cross_entropy", "((1 - likely) ** gamma * cross_entropy).mean()"),
+        ),
+    ),
+    Case(
+        name="an activation in place at the beginning of a residual branch",
+        kind="overwritten_input",
+        text="""\
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.branch(x) + x  #> location
+
+model = nn.Sequential(nn.Linear(4, 8), Block(), Block(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for x in torch.randn(4, 6, 4):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("nn.ReLU(inplace=True)", "nn.ReLU()"),),
+    ),
+    Case(
+        name="a data set without indices, which each worker reads as a whole",
+        kind="repeated_samples",
+        text="""\
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(24.0).view(6, 4))
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):  #> location
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        tensors=("Numbers",),
+        edits=(("num_workers=2", "num_workers=0"),),
+    ),
+)
