@@ -17,6 +17,7 @@ from torchdebug_magics.instruments.autograd.source_readings import carried_names
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.source.call_sites import attribute_assignment
 from torchdebug_magics.probing.source.edited_source import Source, statements
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -25,6 +26,7 @@ from torchdebug_magics.probing.source.syntax import (
     blocks,
     bound_names,
     covers,
+    dotted,
     enclosing,
     names_in,
     nodes,
@@ -140,10 +142,23 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
         loop = loop_around(place)
         names = {} if loop is None else {**frame.f_globals, **frame.f_locals}
         models = [(name, names[name]) for name in sorted(names_in(loop)) if isinstance(names.get(name), torch.nn.Module)] if loop else []
+        parts = [(name, path, module) for name, model in models for path, module in model.named_modules()]
+        kinds = {type(module): module for _, _, module in parts}
+        meant = [change for module in kinds.values() for change in _meant_parameters(module, passed)]
+        if loop is not None and meant:
+            attributes = listed([f"`{attribute}`" for attribute, _ in meant])
+            return raised.finding(
+                f"{attributes} {'is computed' if len(meant) == 1 else 'are computed'} once, in the constructor, and keeps that graph",
+                "",
+                fix=" and ".join(f"`{edit.new}`" for _, edit in meant),
+                edits=tuple(edit for _, edit in meant),
+                tensor=meant[0][0],
+                explanation="what a module is to learn is an `nn.Parameter`: the first backward() has freed the graph of the computed one",
+                **more,
+            )
         changes = {
             code: change
-            for name, model in models
-            for path, module in model.named_modules()
+            for name, path, module in parts
             for code, change in _without_graphs(".".join(filter(None, (name, path))), module, passed)
         }
         if loop is not None and changes:
@@ -159,6 +174,22 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
                 **more,
             )
     return None
+
+
+def _meant_parameters(module: torch.nn.Module, passed: set[Any]) -> Iterator[tuple[str, Edit]]:
+    """(attribute, edit of the constructor) of each tensor that is made there alone, and whose graph has a node in `passed`."""
+    file = type(module).__init__.__code__.co_filename
+    tree = tree_of(file)
+    bound = [dotted(target) for node in nodes((ast.Assign, ast.AugAssign), tree) for target in targets_of(node)]
+    for attribute, value in vars(module).items():
+        statement = attribute_assignment(type(module).__init__, attribute)
+        is_alone = statement is not None and len(statement.targets) == 1 and bound.count(f"self.{attribute}") == 1
+        if tree is None or statement is None or not is_alone or not isinstance(value, torch.Tensor) or value.grad_fn is None:
+            continue
+        if not passed.isdisjoint(upstream([value.grad_fn])):
+            home = "nn" if "nn" in read_names(tree) else "torch.nn"
+            source = Source(location(file, statement.lineno, "__init__"), tree)
+            yield attribute, source.replacing(statement, f"self.{attribute} = {home}.Parameter({ast.unparse(statement.value)})")
 
 
 def _without_graphs(owner: str, module: torch.nn.Module, passed: set[Any]) -> Iterator[tuple[str, str]]:

@@ -59,6 +59,7 @@ _ELEMENTWISE = frozenset(
 )
 """What leaves each element of scores, and of the weights made of them, at its place among the last two dimensions."""
 _PRODUCTS = frozenset({"mm", "bmm"})
+_NORMED = frozenset({"_log_softmax", "_softmax"})
 
 
 def other_axis(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -120,9 +121,39 @@ def _along(where: Location | None, dim: int) -> tuple[Edit, ...]:
     if len(made) != 1:
         return ()
     place, call = made[0]
+    return exchanging(place, call, with_dim(call, dim))
+
+
+def with_dim(call: ast.Call, dim: int) -> ast.Call:
+    """The call with another dimension, by name."""
     numbers = [argument for argument in call.args if isinstance(argument, (ast.Constant, ast.UnaryOp))]
     plain = ast.Call(call.func, [argument for argument in call.args if argument not in numbers], call.keywords)
-    return exchanging(place, call, with_option(plain, "dim", dim))
+    return with_option(plain, "dim", dim)
+
+
+def other_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The place of the largest score over another dimension than that which the loss takes for the classes."""
+    classes = {op.reads[0].memory: int(op.number) for op in facts.tape.ops if op.name in _NORMED and op.number is not None}
+    classes |= {op.makes[0].memory: int(op.number) for op in facts.tape.ops if op.name in _NORMED and op.number is not None}
+    for op in facts.tape.ops:
+        scores = op.reads[0] if op.name in {"argmax", "max"} and op.reads and op.number is not None else None
+        if scores is None or scores.memory not in classes or len(scores.shape) < 2:  # noqa: PLR2004 - samples and classes
+            continue
+        count = len(scores.shape)
+        asked, meant = int(op.number or 0) % count, classes[scores.memory] % count
+        calls_here = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == op.name]
+        if meant in (asked, 0) or len(calls_here) != 1:
+            continue
+        yield finding(
+            "compared_scores",
+            f"`{op.name}` over dimension {asked} of {shape(scores.shape)}: the loss has its classes along dimension {meant}",
+            op.where,
+            f"ask for the largest along `dim={meant}`",
+            edits=exchanging(op.where, calls_here[0], with_dim(calls_here[0], meant)),
+            op=op.name,
+            explanation="along the samples, it is the best sample for each class",
+        )
+        return
 
 
 def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
