@@ -498,4 +498,31 @@ for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):
     opt.step()
 """,
     ),
+    Program(
+        "means by batches, shares by samples, a running mean, and sums that begin anew where they are read",
+        """\
+data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model, criterion = nn.Linear(6, 3), nn.CrossEntropyLoss()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+total = summed = right = shares = count = 0
+for number, (x, y) in enumerate(loader):
+    opt.zero_grad()
+    parts = 0
+    for half in x.split(4):
+        parts = parts + model(half).square().mean()
+    out = model(x)
+    loss = criterion(out, y) + 0 * parts
+    loss.backward()
+    opt.step()
+    best = out.max(dim=0).values.mean() * 0 + out.argmax(1)
+    right += (out.argmax(1) == y).sum().item()
+    shares += (out.argmax(1) == y).float().mean().item()
+    total += loss.item()
+    summed += loss.item() * len(x)
+    count += y.size(0)
+    print(total / (number + 1), right / count)
+print(total / len(loader), summed / len(loader.dataset), right / len(data), shares / len(loader), summed / count)
+""",
+    ),
 )

@@ -91,6 +91,29 @@ for states in torch.randn(4, 10, 4):
     optimizer.step()
 """
 
+_COUNTS = """\
+data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+criterion = nn.CrossEntropyLoss()
+
+def train_one_epoch(batches):
+    {}
+    for step, (x, y) in enumerate(batches):
+        {}
+        out = model(x)
+        loss = criterion(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        {}
+    {}
+
+for epoch in range(2):
+    train_one_epoch(loader)
+"""
+
 CASES = (
     Case(
         name="a VAE whose reconstruction is a mean beside a sum",
@@ -203,5 +226,74 @@ for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):  #
 """,
         tensors=("Numbers",),
         edits=(("num_workers=2", "num_workers=0"),),
+    ),
+    Case(
+        name="right answers divided by the number of batches",
+        kind="miscounted",
+        text=_COUNTS.format(
+            "correct = 0",
+            "pass",
+            "correct += (out.argmax(1) == y).sum().item()",
+            "print(100.0 * correct / len(batches))  #> location",
+        ),
+        edits=(("correct / len(batches)", "correct / len(batches.dataset)"),),
+    ),
+    Case(
+        name="means of batches divided by the number of samples",
+        kind="miscounted",
+        text=_COUNTS.format("total = 0.0", "pass", "total += loss.item()", "print(total / len(batches.dataset))  #> location"),
+        edits=(("total / len(batches.dataset)", "total / len(batches)"),),
+    ),
+    Case(
+        name="a sum of losses by their sizes, divided by the batches so far",
+        kind="miscounted",
+        text=_COUNTS.format("total = 0.0", "pass", "total += loss.item() * x.size(0)", "print(total / len(batches))  #> location"),
+        edits=(("total / len(batches)", "total / len(batches.dataset)"),),
+    ),
+    Case(
+        name="a count that begins anew with each batch",
+        kind="miscounted",
+        text=_COUNTS.format(
+            "pass",
+            "correct, count = 0, 0  #> location",
+            "correct += (out.argmax(1) == y).sum().item()\n        count += len(y)",
+            "print(correct / count)",
+        ),
+        edits=(("    pass\n", "    correct, count = 0, 0\n"), ("        correct, count = 0, 0  #> location", "        pass")),
+    ),
+    Case(
+        name="the largest score over the samples",
+        kind="compared_scores",
+        text=_COUNTS.format("pass", "pass", "_, best = out.max(0)  #> location\n        print(best)", "pass"),
+        edits=(("out.max(0)", "out.max(dim=1)"),),
+    ),
+    Case(
+        name="weights that the constructor computes, and that are no parameters",
+        kind="second_backward",
+        text="""\
+class Layer(nn.Module):
+    def __init__(self, before, after):
+        super().__init__()
+        self.weight = torch.randn(before, after, requires_grad=True) * 0.1
+        self.bias = nn.Parameter(torch.zeros(after))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+model = nn.Sequential(Layer(6, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 5, 6):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()  #> location
+    optimizer.step()
+""",
+        tensors=("weight",),
+        edits=(
+            (
+                "torch.randn(before, after, requires_grad=True) * 0.1",
+                "nn.Parameter(torch.randn(before, after, requires_grad=True) * 0.1)",
+            ),
+        ),
     ),
 )

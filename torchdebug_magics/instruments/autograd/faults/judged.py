@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from torchdebug_magics.instruments.autograd.faults.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.driven_values import driven_values
 from torchdebug_magics.instruments.autograd.faults.frozen_parts import frozen_in_vain, frozen_statistics
 from torchdebug_magics.instruments.autograd.faults.left_out import (
@@ -33,7 +34,6 @@ from torchdebug_magics.instruments.autograd.faults.modes import (
 from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
 from torchdebug_magics.instruments.autograd.faults.reductions import early_reductions, unlike_reductions, weighted_by_itself
 from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves
-from torchdebug_magics.instruments.autograd.faults.seen_at_once import miscounted
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     alias_finding,
     comparison_finding,
@@ -114,8 +114,8 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     loaders = watched.loaders
     yield from filter(None, (empty, in_order, loaders.unread_batches(), loaders.repeated, watched.stale, watched.leak, watched.restored))
     yield from watched.loaders.samples.faults(has_classes=has_classes)
-    last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
-    yield from filter(None, (miscounted(last) if last is not None else None, repeated_module(facts.roots)))
+    yield from list(miscounted(facts, loaders.sizes))[:1]
+    yield from filter(None, (repeated_module(facts.roots),))
     yield from watched.recorder.functions.wrong
 
 

@@ -141,7 +141,9 @@ def other_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         count = len(scores.shape)
         asked, meant = int(op.number or 0) % count, classes[scores.memory] % count
-        calls_here = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == op.name]
+        statement = statement_at(op.where)
+        calls_here = [call for call in nodes(ast.Call, statement) if called(call) == op.name]
+        calls_here = [call for call in calls_here if op.name == "argmax" or _takes_places(statement, call)]
         if meant in (asked, 0) or len(calls_here) != 1:
             continue
         yield finding(

@@ -78,7 +78,7 @@ def weighted_by_itself(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or any(use.shape or not use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
             continue
         for (_, loss), (_, factor) in itertools.permutations(op.sources):
-            if loss.name not in _LOSSES or loss.number not in _OF_MEAN or not loss.reads[0].shape:
+            if not is_mean_loss(loss) or not loss.reads[0].shape:
                 continue
             way = list(walk([factor], lambda op, loss=loss: () if op is loss else op.parents))  # type: ignore[misc]
             if loss not in way or not any(each.name == "exp" for each in way):
@@ -111,7 +111,7 @@ def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for seen in facts.course.backwards:
         root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
         terms = list(_weighted_terms(root)) if root is not None else []
-        means = [op for op, _ in terms if op.name == "mean" or (op.name in _LOSSES and op.number in _OF_MEAN)]
+        means = [op for op, _ in terms if op.name == "mean" or is_mean_loss(op)]
         sums = [op for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_of_data(op)]
         for mean, total in itertools.product(means, sums):
             whole, added = mean.reads[0].shape, total.reads[0].shape
@@ -134,6 +134,11 @@ def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 is_hint=True,
             )
             return
+
+
+def is_mean_loss(op: RecordedOp) -> bool:
+    """Whether it is a loss of torch's that is the mean over a batch."""
+    return op.name in _LOSSES and op.number in _OF_MEAN
 
 
 def _as_sum(call: ast.Call) -> ast.Call:

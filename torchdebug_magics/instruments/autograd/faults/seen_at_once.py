@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
@@ -24,7 +24,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -36,9 +36,6 @@ from torchdebug_magics.probing.source.syntax import (
     exchanged,
     expression,
     last_name,
-    loops_around,
-    method,
-    names_in,
     nodes,
     read_names,
     tree_of,
@@ -85,6 +82,8 @@ class LoaderWatch:
         """The loader whose workers all give the same samples."""
         self.samples, self._items = SampleWatch(), WorkersItems()
         self.batches_count = 0
+        self.sizes: dict[Line, int] = {}
+        """Samples in the first batch, by the line of the loop."""
         self._line: Line | None = None
         """Of the loop over that."""
         self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
@@ -110,6 +109,8 @@ class LoaderWatch:
             self.empty = None  # another loader there has batches: that one has none may be meant
         self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch, is_first=iterator._num_yielded == 1)
         line = self._line_here()
+        if line is not None and line not in self.sizes:
+            self.sizes[line] = next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
         looped = _name(None if line is None else line.location)
         self._guard.run("the look at samples", self.samples.meet, line, looped, iterator, batch, self._steps_count())
         return batch
@@ -228,101 +229,6 @@ def _unread(line: Line) -> AutogradFinding | None:
         tensor=missed[0],
         explanation="each update is computed from the same numbers, whatever batch the loader gives",
     )
-
-
-def miscounted(file: str) -> AutogradFinding | None:
-    """Sums over loaders divided by the size of a data set of which a sampler gives a part."""
-    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
-    wrong: list[tuple[Location, str, ast.expr]] = []
-    for where, statement in statements(file):
-        match statement:
-            case ast.AugAssign(
-                ast.Name(total), ast.Div(), ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) as divisor
-            ):
-                pass
-            case ast.Assign(value=ast.BinOp(ast.Name(total), ast.Div(), divisor)):
-                name = ast.unparse(divisor).removeprefix("len(").removesuffix(".dataset)")
-            case _:
-                continue
-        if ast.unparse(divisor) != f"len({name}.dataset)" or name not in loaders or not _is_summed(total, where):
-            continue
-        whole, part = _sizes(loaders[name])
-        wrong += [(where, name, divisor)] if part is not None and part < whole else []
-    if not wrong:
-        return _of_one_batch(file)
-    wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
-    where, name, divisor = wrong[0]
-    whole, part = _sizes(loaders[name])
-    samples = {loader: expression(f"len({loader}.sampler)") for _, loader, _ in wrong}
-    return finding(
-        "miscounted",
-        f"`{ast.unparse(divisor)}` counts {whole:,} samples, and the sampler of `{name}` gives {part:,} of them",
-        where,
-        f"divide by {listed([f'`{ast.unparse(code)}`' for code in samples.values()])}",
-        edits=tuple(edit for place, loader, old in wrong for edit in exchanging(place, old, samples[loader])),
-        tensor=name,
-        explanation="a loss or an accuracy that is divided by the whole data set is too small",
-    )
-
-
-def _of_one_batch(file: str) -> AutogradFinding | None:
-    """What is counted in one batch, in each round of the loop anew, and divided by the size of the data set."""
-    for where, statement in statements(file):
-        loops = loops_around(tree_of(where.file), where.line)
-        loop = loops[-1] if loops else None
-        if not isinstance(loop, ast.For) or not isinstance(statement, ast.Assign):
-            continue
-        batch = [node.id for node in nodes(ast.Name, loop.target)]
-        for division in nodes(ast.BinOp, statement) if len(batch) > 1 else ():
-            match division.right if isinstance(division.op, ast.Div) else None:
-                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in names_in(loop.iter):
-                    counts = names_in(division.left) & _counted_anew(loop) - _summed_in(loop)
-                    sums = any(called(call) in {"sum", "fsum"} and method(call) != "sum" for call in nodes(ast.Call, tree_of(where.file)))
-                    if not counts or sums or bound_names(statement) & _summed_in(loop):
-                        continue
-                    new = expression(f"len({batch[-1]})")
-                    return finding(
-                        "miscounted",
-                        f"`{ast.unparse(division.right)}` counts all samples, and `{min(counts)}` those of one batch",
-                        where,
-                        f"divide by `{ast.unparse(new)}`",
-                        edits=exchanging(where, division.right, new),
-                        tensor=name,
-                        explanation="a share of one batch that is divided by the whole data set is too small",
-                    )
-    return None
-
-
-def _counted_anew(loop: ast.For) -> set[str]:
-    """Names that are bound in a loop to how many elements are equal."""
-    assigned = [node for node in nodes(ast.Assign, loop) if any(called(call) == "sum" for call in nodes(ast.Call, node.value))]
-    compared = [
-        node for node in assigned if any(nodes(ast.Compare, node.value)) or any(called(call) == "eq" for call in nodes(ast.Call, node))
-    ]
-    return bound_names(*compared)
-
-
-def _summed_in(loop: ast.For) -> set[str]:
-    """Names that a loop adds up, or adds to another one."""
-    added: list[ast.AST] = [*nodes(ast.AugAssign, loop)]
-    added += [node for node in nodes(ast.Assign, loop) if bound_names(node) & names_in(node.value)]
-    return names_in(*added)
-
-
-def _is_summed(total: str, where: Location) -> bool:
-    """Whether a variable of the cell or script itself, of no function, is added to."""
-    tree = tree_of(where.file)
-    added = [node for node in nodes(ast.AugAssign, tree) if isinstance(node.op, ast.Add) and ast.unparse(node.target) == total]
-    return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
-
-
-def _sizes(loader: Any) -> tuple[int, int | None]:
-    """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
-    try:
-        is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
-        return len(loader.dataset), None if is_shared else len(loader.sampler)
-    except TypeError:  # a stream
-        return 0, None
 
 
 def _is_alike(tensor: torch.Tensor, other: torch.Tensor | None) -> bool:

@@ -1,0 +1,333 @@
+"""What is added up over the batches of a loader, and what that is divided by: samples by samples, batches by batches."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.autograd.faults.reductions import is_mean_loss
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
+    bound_names,
+    called,
+    enclosing,
+    expression,
+    loops_around,
+    method,
+    names_in,
+    nodes,
+    targets_of,
+    tree_of,
+)
+from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Location
+
+Unit: TypeAlias = Literal["samples", "batches", ""]
+"""What a sum counts; empty where that is unknown."""
+_SAME = frozenset({"item", "detach", "cpu", "numpy", "float", "double", "int", "data"})
+"""What changes no number."""
+_DEEPEST = 4
+_WORDS = {"samples": "counts samples", "batches": "adds up one number for each batch"}
+
+
+class _Pass(NamedTuple):
+    """A loop over a loader."""
+
+    file: str
+    loop: ast.For
+    loader: str
+    """What the user calls it."""
+    scope: ast.AST
+    """The function around it, or the whole file."""
+    losses: frozenset[int]
+    """The lines in which a loss is computed that is a mean over a batch."""
+
+    @property
+    def batch(self) -> set[str]:
+        """The names of what a batch consists of."""
+        return {node.id for node in nodes(ast.Name, self.loop.target)}
+
+    @property
+    def number(self) -> str:
+        """What ``enumerate`` counts in; empty where nothing does."""
+        is_numbered = (
+            isinstance(self.loop.iter, ast.Call) and called(self.loop.iter) == "enumerate" and isinstance(self.loop.target, ast.Tuple)
+        )
+        return ast.unparse(self.loop.target.elts[0]) if is_numbered and isinstance(self.loop.target, ast.Tuple) else ""
+
+    def added(self) -> dict[str, Unit]:
+        """The names that the loop adds up, with what they count."""
+        sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name)]
+        units = {ast.unparse(node.target): self.unit(node.value) for node in sums if self._innermost(node)}
+        return {name: unit for name, unit in units.items() if unit}
+
+    def _innermost(self, node: ast.stmt) -> bool:
+        return loops_around(tree_of(self.file), node.lineno)[-1] is self.loop
+
+    def unit(self, value: ast.expr, depth: int = 0) -> Unit:
+        """What a number that is added once for each batch makes of the sum."""
+        if isinstance(value, ast.Name):
+            return self._of_name(value.id, depth + 1) if depth < _DEEPEST else ""
+        if isinstance(value, ast.BinOp):
+            units = self.unit(value.left, depth), self.unit(value.right, depth)
+            is_whole = isinstance(value.op, ast.Mult) and set(units) == {"samples", "batches"}
+            return "samples" if is_whole else "batches" if isinstance(value.op, ast.Div) and units == ("samples", "samples") else ""
+        if (counted := _counted(value)) is not None:
+            return "samples" if names_in(counted) & self.batch else ""
+        if (inner := _converted(value)) is not None:
+            return self.unit(inner, depth)
+        is_share = called(value) == "mean" and _compares(value)
+        if called(value) == "sum" and _compares(value):
+            return "samples"
+        return "batches" if is_share or (isinstance(value, ast.Constant) and value.value == 1) else ""
+
+    def _of_name(self, name: str, depth: int) -> Unit:
+        statement = next((node for node in reversed(nodes_in_order(self.loop)) if name in bound_names(node)), None)
+        if not isinstance(statement, ast.Assign) or len(targets_of(statement)) != 1:
+            return ""
+        is_loss = not self.losses.isdisjoint(range(statement.lineno, (statement.end_lineno or 0) + 1))
+        return "batches" if is_loss else self.unit(statement.value, depth)
+
+    def unit_of_count(self, count: ast.expr, added: Mapping[str, Unit], loaders: Mapping[str, DataLoader[Any]]) -> Unit:
+        """What a divisor counts."""
+        match count:
+            case ast.Call(ast.Name("float" | "int"), [inner]):
+                return self.unit_of_count(inner, added, loaders)
+            case ast.Name(name) if name in added:
+                return added[name]
+            case ast.BinOp(ast.Name(name), ast.Add(), ast.Constant(1)) if name == self.number:
+                return "batches"
+            case ast.Call(ast.Name("len"), [inner]):
+                text, loader = ast.unparse(inner), loaders.get(self.loader)
+                if text == self.loader:
+                    return "batches"
+                is_data = loader is not None and any(value is loader.dataset for name, value in user_names(sys._getframe()) if name == text)
+                return "samples" if is_data or text in {f"{self.loader}.dataset", f"{self.loader}.sampler"} else ""
+        return ""
+
+
+def nodes_in_order(loop: ast.AST) -> list[ast.stmt]:
+    """The statements in a loop, as they stand."""
+    return sorted(nodes(ast.stmt, loop), key=lambda node: node.lineno)
+
+
+def _counted(value: ast.expr) -> ast.expr | None:
+    """What ``len(x)``, ``x.size(0)`` or ``x.shape[0]`` counts the rows of."""
+    match value:
+        case ast.Call(ast.Name("len"), [inner]) | ast.Call(ast.Attribute(inner, "size"), [ast.Constant(0)]):
+            return inner
+        case ast.Subscript(ast.Attribute(inner, "shape"), ast.Constant(0)):
+            return inner
+    return None
+
+
+def _converted(value: ast.expr) -> ast.expr | None:
+    """What is made another kind of number."""
+    match value:
+        case ast.Attribute(inner, "data") | ast.Call(ast.Name("float" | "int"), [inner]):
+            return inner
+        case ast.Call(ast.Attribute(inner, name)) if name in _SAME:
+            return inner
+    return None
+
+
+def _compares(value: ast.expr) -> bool:
+    """Whether it is the number, or the share, of elements that are equal."""
+    return any(isinstance(node.ops[0], ast.Eq) for node in nodes(ast.Compare, value)) or any(
+        called(call) == "eq" for call in nodes(ast.Call, value)
+    )
+
+
+def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[AutogradFinding]:
+    """Sums over loaders that are divided by something else than they count; `sizes`: of the first batch, by the line of each loop."""
+    losses: dict[str, set[int]] = {}
+    for op in facts.tape.ops:
+        for line in op.calls if is_mean_loss(op) else ():
+            losses.setdefault(line.file, set()).add(line.line)
+    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
+    for line, size in sizes.items():
+        around = [node for node in enclosing(tree_of(line.file), line.line) if isinstance(node, (ast.For, *FUNCTIONS))]
+        loop = around[-1] if around else None
+        if size > 1 and isinstance(loop, ast.For) and loop.lineno == line.line:
+            scope = next((node for node in reversed(around) if isinstance(node, FUNCTIONS)), tree_of(line.file))
+            assert scope is not None
+            seen = _Pass(line.file, loop, _looped(loop.iter), scope, frozenset(losses.get(line.file, ())))
+            yield from _of_another_unit(seen, loaders)
+            yield from _set_in_each_batch(seen)
+    last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
+    yield from filter(None, (_of_a_part(last) if last is not None else None,))
+
+
+def _looped(over: ast.expr) -> str:
+    """The loader of ``enumerate(loader)`` and ``tqdm(loader)``."""
+    while isinstance(over, ast.Call) and over.args:
+        over = over.args[0]
+    return ast.unparse(over) if isinstance(over, (ast.Name, ast.Attribute, ast.Subscript)) else ""
+
+
+def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Iterator[AutogradFinding]:
+    added = seen.added()
+    for statement in nodes_in_order(seen.scope):
+        divisions = [(node.left, node.right) for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div)]
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div):
+            divisions.append((statement.target, statement.value))
+        for total, count in divisions if seen.loader and not hasattr(statement, "body") else ():
+            names = names_in(total) & added.keys()
+            unit = added[next(iter(names))] if len(names) == 1 and not any(nodes(ast.Div, total)) else ""
+            by = seen.unit_of_count(count, added, loaders)
+            if not unit or not by or unit == by:
+                continue
+            where, meant = (
+                location(seen.file, statement.lineno, ""),
+                f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.dataset)",
+            )
+            yield finding(
+                "miscounted",
+                f"`{names.pop()}` {_WORDS[unit]}, and `{ast.unparse(count)}` counts {by}",
+                where,
+                f"divide by `{meant}`",
+                edits=exchanging(where, count, expression(meant)),
+                tensor=seen.loader,
+                explanation="an accuracy counts samples; a loss is the mean of a batch already, unless it is multiplied by its size",
+            )
+            return
+
+
+def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:
+    """A sum that begins anew with each batch, and is read behind the loop."""
+    after = [node for node in nodes_in_order(seen.scope) if node.lineno > (seen.loop.end_lineno or 0)]
+    sums = [node for node in nodes(ast.AugAssign, seen.loop) if isinstance(node.op, ast.Add)]
+    for statement in seen.loop.body:
+        names = bound_names(statement) if isinstance(statement, ast.Assign) and not names_in(statement.value) else set()
+        added = {ast.unparse(node.target) for node in sums} & names
+        others = [node for node in seen.loop.body if node is not statement and not isinstance(node, ast.AugAssign)]
+        is_read_inside = any(added & {part.id for part in nodes(ast.Name, node) if isinstance(part.ctx, ast.Load)} for node in others)
+        tree = tree_of(seen.file)
+        if not added or is_read_inside or not any(_is_read_first(name, after) for name in added) or tree is None:
+            continue
+        source = Source(location(seen.file, statement.lineno, ""), tree)
+        yield finding(
+            "miscounted",
+            f"{listed([f'`{name}`' for name in sorted(added)])} begin anew with each batch: what is read after the loop is the last one",
+            source.where,
+            fix=f"move `{source.text(statement)}` above the loop",
+            edits=(source.before(seen.loop, source.text(statement)), source.replacing(statement, "")) if source.is_alone(statement) else (),
+            tensor=seen.loader,
+            explanation="a sum over batches is set to 0 once, before them",
+        )
+        return
+
+
+def _is_read_first(name: str, later: list[ast.stmt]) -> bool:
+    """Whether statements read a variable as it was left, before they bind it anew."""
+    for statement in later:
+        uses = [] if hasattr(statement, "body") else [node for node in nodes(ast.Name, statement) if node.id == name]
+        if uses:
+            return any(isinstance(node.ctx, ast.Load) for node in uses)
+    return False
+
+
+def _of_a_part(file: str) -> AutogradFinding | None:
+    """Sums over loaders divided by the size of a data set of which a sampler gives a part."""
+    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
+    wrong: list[tuple[Location, str, ast.expr]] = []
+    for where, statement in statements(file):
+        match statement:
+            case ast.AugAssign(
+                ast.Name(total), ast.Div(), ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) as divisor
+            ):
+                pass
+            case ast.Assign(value=ast.BinOp(ast.Name(total), ast.Div(), divisor)):
+                name = ast.unparse(divisor).removeprefix("len(").removesuffix(".dataset)")
+            case _:
+                continue
+        if ast.unparse(divisor) != f"len({name}.dataset)" or name not in loaders or not _is_summed(total, where):
+            continue
+        whole, part = _sizes(loaders[name])
+        wrong += [(where, name, divisor)] if part is not None and part < whole else []
+    if not wrong:
+        return _of_one_batch(file)
+    wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
+    where, name, divisor = wrong[0]
+    whole, part = _sizes(loaders[name])
+    samples = {loader: expression(f"len({loader}.sampler)") for _, loader, _ in wrong}
+    return finding(
+        "miscounted",
+        f"`{ast.unparse(divisor)}` counts {whole:,} samples, and the sampler of `{name}` gives {part:,} of them",
+        where,
+        f"divide by {listed([f'`{ast.unparse(code)}`' for code in samples.values()])}",
+        edits=tuple(edit for place, loader, old in wrong for edit in exchanging(place, old, samples[loader])),
+        tensor=name,
+        explanation="a loss or an accuracy that is divided by the whole data set is too small",
+    )
+
+
+def _of_one_batch(file: str) -> AutogradFinding | None:
+    """What is counted in one batch, in each round of the loop anew, and divided by the size of the data set."""
+    for where, statement in statements(file):
+        loops = loops_around(tree_of(where.file), where.line)
+        loop = loops[-1] if loops else None
+        if not isinstance(loop, ast.For) or not isinstance(statement, ast.Assign):
+            continue
+        batch = [node.id for node in nodes(ast.Name, loop.target)]
+        for division in nodes(ast.BinOp, statement) if len(batch) > 1 else ():
+            match division.right if isinstance(division.op, ast.Div) else None:
+                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in names_in(loop.iter):
+                    counts = names_in(division.left) & _counted_anew(loop) - _summed_in(loop)
+                    sums = any(called(call) in {"sum", "fsum"} and method(call) != "sum" for call in nodes(ast.Call, tree_of(where.file)))
+                    if not counts or sums or bound_names(statement) & _summed_in(loop):
+                        continue
+                    new = expression(f"len({batch[-1]})")
+                    return finding(
+                        "miscounted",
+                        f"`{ast.unparse(division.right)}` counts all samples, and `{min(counts)}` those of one batch",
+                        where,
+                        f"divide by `{ast.unparse(new)}`",
+                        edits=exchanging(where, division.right, new),
+                        tensor=name,
+                        explanation="a share of one batch that is divided by the whole data set is too small",
+                    )
+    return None
+
+
+def _counted_anew(loop: ast.For) -> set[str]:
+    """Names that are bound in a loop to how many elements are equal."""
+    assigned = [node for node in nodes(ast.Assign, loop) if any(called(call) == "sum" for call in nodes(ast.Call, node.value))]
+    compared = [
+        node for node in assigned if any(nodes(ast.Compare, node.value)) or any(called(call) == "eq" for call in nodes(ast.Call, node))
+    ]
+    return bound_names(*compared)
+
+
+def _summed_in(loop: ast.For) -> set[str]:
+    """Names that a loop adds up, or adds to another one."""
+    added: list[ast.AST] = [*nodes(ast.AugAssign, loop)]
+    added += [node for node in nodes(ast.Assign, loop) if bound_names(node) & names_in(node.value)]
+    return names_in(*added)
+
+
+def _is_summed(total: str, where: Location) -> bool:
+    """Whether a variable of the cell or script itself, of no function, is added to."""
+    tree = tree_of(where.file)
+    added = [node for node in nodes(ast.AugAssign, tree) if isinstance(node.op, ast.Add) and ast.unparse(node.target) == total]
+    return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
+
+
+def _sizes(loader: Any) -> tuple[int, int | None]:
+    """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
+    try:
+        is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
+        return len(loader.dataset), None if is_shared else len(loader.sampler)
+    except TypeError:  # a stream
+        return 0, None
