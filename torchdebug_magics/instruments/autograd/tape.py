@@ -24,6 +24,7 @@ from torchdebug_magics.report import Location
 
 Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits", "compares scores", "asks for more than 0"]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
+_WITH_TARGETS = DISTANCES | {"binary_cross_entropy", "binary_cross_entropy_with_logits"}
 _ROUNDING = 16
 _NO_LOGARITHM, _MOST_TARGETS = 1e-3, 10_000
 _MOST_EVENTS = 512
@@ -371,11 +372,14 @@ def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:
 
 
 def target_span(name: str, args: tuple[Any, ...]) -> tuple[float, float] | None:
-    """Between which values nine in ten lie that an output is to come near to, of a loss that measures the distance."""
-    if name not in DISTANCES or not args[0].requires_grad or type(args[1]) is not torch.Tensor or not args[1].numel() or args[1].is_meta:
+    """Between which values the targets of a loss lie; of a distance, nine in ten of them."""
+    targets = args[1] if name in _WITH_TARGETS and args[0].requires_grad else None
+    if type(targets) is not torch.Tensor or not targets.numel() or targets.is_meta:
         return None
     with modes_aside(), torch.no_grad():
-        ordered = args[1].detach().flatten()[:_MOST_TARGETS].float().sort().values
+        if name not in DISTANCES:
+            return float(targets.min()), float(targets.max())
+        ordered = targets.detach().flatten()[:_MOST_TARGETS].float().sort().values
         return float(ordered[len(ordered) // 20]), float(ordered[-1 - len(ordered) // 20])
 
 

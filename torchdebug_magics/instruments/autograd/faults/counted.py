@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -165,6 +166,7 @@ def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[Auto
             seen = _Pass(line.file, loop, _looped(loop.iter), scope, frozenset(losses.get(line.file, ())))
             yield from _of_another_unit(seen, loaders)
             yield from _set_in_each_batch(seen)
+    yield from _of_other_size(facts)
     last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
     yield from filter(None, (_of_a_part(last) if last is not None else None,))
 
@@ -202,6 +204,48 @@ def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Ite
                 explanation="an accuracy counts samples; a loss is the mean of a batch already, unless it is multiplied by its size",
             )
             return
+
+
+def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Right answers that are divided by the size of something else than what was compared, as of the whole data."""
+    values = dict(user_names(sys._getframe()))
+    for op in facts.tape.ops:
+        tree = None if op.where is None or op.name != "eq" else tree_of(op.where.file)
+        if op.where is None or tree is None or not op.reads[0].shape:
+            continue
+        statement, count = Source(op.where, tree).statement, op.reads[0].shape[0]
+        is_count = isinstance(statement, ast.Assign) and _compares(statement.value) and called(_bare(statement.value)) == "sum"
+        compared = next(iter(nodes(ast.Compare, statement)), None)
+        names = bound_names(statement) if is_count and isinstance(statement, ast.Assign) else set()
+        if len(names) != 1 or compared is None or not isinstance(compared.left, ast.Name) or math.prod(op.reads[0].shape) != count:
+            continue
+        for later in nodes_in_order(tree):
+            divisions = [node for node in nodes(ast.BinOp, later) if isinstance(node.op, ast.Div) and not hasattr(later, "body")]
+            for division in (node for node in divisions if names_in(node.left) == names):
+                whole = _counted(division.right)
+                data: Any = None if whole is None else values.get(ast.unparse(whole))
+                size = len(data) if hasattr(data, "__len__") else count
+                is_batch = whole is not None and any(names_in(whole) & bound_names(loop, *loop.body) for loop in nodes(ast.For, tree))
+                if size <= count or is_batch or isinstance(data, DataLoader):
+                    continue
+                where, meant = location(op.where.file, later.lineno, ""), f"len({compared.left.id})"
+                yield finding(
+                    "miscounted",
+                    f"`{ast.unparse(division.right)}` is {size:,}, and `{min(names)}` counts right answers among {count}",
+                    where,
+                    f"divide by `{meant}`",
+                    edits=exchanging(where, division.right, expression(meant)),
+                    tensor=min(names),
+                    explanation="the last batch alone was compared; for the whole data, add up the right answers of all batches",
+                )
+                return
+
+
+def _bare(value: ast.expr) -> ast.expr:
+    """What a number was before it was converted."""
+    while (inner := _converted(value)) is not None:
+        value = inner
+    return value
 
 
 def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:

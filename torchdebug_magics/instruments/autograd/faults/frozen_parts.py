@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
@@ -98,6 +98,36 @@ def frozen_in_vain(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                             explanation="Python gives the module a new attribute of that name; the parameters keep theirs",
                         )
                         return
+
+
+def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Parameters without `requires_grad` that still have a gradient: an optimizer goes on moving them, by momentum or weight decay."""
+    moved = facts.watched.moved
+    if not moved:
+        return
+    parameters = [parameter for parameter in facts.parameters.values() if id(parameter) in moved]
+    names = facts.names_of(parameters)
+    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
+    for where, statement in statements(files[0]) if files else ():
+        match statement:
+            case ast.Assign([ast.Attribute(holder, "requires_grad")]):
+                new = f"{ast.unparse(holder)}.grad = None"
+            case ast.Expr(ast.Call(ast.Attribute(holder, "requires_grad_"), [ast.Constant(False)])):
+                new = f"{ast.unparse(holder)}.zero_grad()"
+            case _:
+                continue
+        source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None
+        yield finding(
+            "frozen_in_vain",
+            f"the optimizer goes on updating {plural(len(moved), 'frozen parameter')}: a gradient is still there",
+            where,
+            fix=f"run `{new}` after it",
+            edits=() if source is None or not source.is_alone(statement) else (source.after(statement, new),),
+            tensor=names[0] if names else None,
+            parameters=names,
+            explanation="an optimizer passes by what has no gradient; a gradient of 0 still moves by momentum and weight decay",
+        )
+        return
 
 
 def call_line(op: RecordedOp) -> Location | None:

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import torch
 
+from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.driven_values import driven_values
-from torchdebug_magics.instruments.autograd.faults.frozen_parts import frozen_in_vain, frozen_statistics
+from torchdebug_magics.instruments.autograd.faults.frozen_parts import frozen_in_vain, frozen_statistics, moved_though_frozen
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -19,12 +20,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
-    accidental_broadcast,
-    compared_scores,
-    misfit_losses,
-    unlikely_classes,
-)
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import compared_scores, misfit_losses, unlikely_classes
 from torchdebug_magics.instruments.autograd.faults.modes import (
     dropped_in_evaluation,
     evaluated_in_training_mode,
@@ -33,7 +29,7 @@ from torchdebug_magics.instruments.autograd.faults.modes import (
 )
 from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
 from torchdebug_magics.instruments.autograd.faults.reductions import early_reductions, unlike_reductions, weighted_by_itself
-from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves
+from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves, unkept_gradients
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     alias_finding,
     comparison_finding,
@@ -45,6 +41,7 @@ from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
     dropped_results,
     dropped_sums,
     linear_chains,
+    samples_without_gradient,
     unused_weights,
     wasted_terms,
 )
@@ -317,7 +314,7 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, moved_axes, one_row_for_all, other_axis, early_reductions, weighted_by_itself, accidental_broadcast, _shared_memory,
     driven_values, nothing_reached, wrong_order,
-    remade_leaves, wrong_tensors, frozen_in_vain, missing_gradients,
+    remade_leaves, unkept_gradients, wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, unlikely_classes, compared_scores, one_column, other_classes,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,

@@ -91,22 +91,23 @@ def _is_of_products(softmax: RecordedOp) -> bool:
     """Whether the scores are products of two things that were computed: of queries and keys."""
     scores = walk([softmax], lambda op: [maker for _, maker in op.sources[:1]] if op is softmax or op.name in _ELEMENTWISE else ())
     product = next((op for op in scores if op.name in _PRODUCTS), None)
-    return product is not None and all(use.requires_grad and not use.is_leaf and not _is_of_leaf(use, product) for use in product.reads)
+    return product is not None and not any(_is_parameter(use, product) for use in product.reads)
 
 
-def _is_of_leaf(use: Use, product: RecordedOp) -> bool:
-    """Whether a factor is a parameter, turned."""
-    return any(maker.name in {"t", "transpose"} and maker.reads[0].is_leaf for made, maker in product.sources if made is use)
+def _is_parameter(use: Use, product: RecordedOp) -> bool:
+    """Whether a factor is a parameter, as it is or turned."""
+    turned = (maker.reads[0] for made, maker in product.sources if made is use and maker.name in {"t", "transpose"})
+    return any(each.is_leaf and each.requires_grad for each in (use, *turned))
 
 
 def _products_of(facts: TrainingFacts, softmax: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
     """(the product, whether they are its first or second factor) that the weights go into, as they are."""
     sizes, passed = softmax.makes[0].shape[-2:], {softmax.index}
     for op in walk([softmax], lambda op: facts.consumers.get(op.index, ()) if op.index in passed else ()):
-        if op.name in _ELEMENTWISE and sum(use.requires_grad for use in op.reads) == 1:  # and not normed by their own sums
+        if op.name in _ELEMENTWISE and not (op.name == "div" and len(op.reads) > 1):  # which norms them by their own sums
             passed.add(op.index)
         for use, maker in op.sources if op.name in _PRODUCTS else ():
-            if maker.index in passed and use.shape[-2:] == sizes:
+            if maker.index in passed and use.shape[-1:] == sizes[-1:]:
                 yield op, 0 if use is op.reads[0] else 1
 
 

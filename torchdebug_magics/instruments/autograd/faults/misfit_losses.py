@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
 
-from torchdebug_magics.format import number, shape
+from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
-from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use, walk
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
-from torchdebug_magics.probing.tensors import RANGES, Crossing
+from torchdebug_magics.probing.tensors import RANGES
 from torchdebug_magics.report import Edit, Location
 
 _OF_LOGITS = {
@@ -44,6 +42,8 @@ _AVERAGES = frozenset({"mean", "sum", "div", "squeeze", "unsqueeze", "ones_like"
 _MOST_VIEWS = 32
 """One behind the other; a tensor that is written in a loop is a view of itself as often as it is written."""
 _DIVERGENCE = "kl_div", "KLDivLoss"
+_BYTE = 255
+_OF_PROBABILITIES = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 
 
 def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -53,7 +53,7 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
-        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or op.target_span is not None
+        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (op.target_span is not None and op.name in DISTANCES)
         maker = _limiting(op) if may_limit else None
         if (names := _UNEQUAL.get(op.name)) is not None and _is_called(op, names) and _has_learned_target(facts, op):
             yield _swapped(op, names)
@@ -63,6 +63,8 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
+        elif op.name in _OF_PROBABILITIES and op.target_span is not None and not 0 <= op.target_span[0] <= op.target_span[1] <= 1:
+            yield _of_other_targets(op, op.target_span)
         elif is_reduced and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
             yield _of_distance(op, maker, op.target_span)
         else:
@@ -215,6 +217,23 @@ def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -
     )
 
 
+def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
+    """Targets of a binary cross entropy that are no probabilities: masks as pictures store them, or -1 and 1."""
+    names, (low, high) = _UNEQUAL[op.name], span
+    value = getattr(statement_at(op.where), "value", None)
+    target = value.args[1] if isinstance(value, ast.Call) and len(value.args) > 1 else None
+    form = "{} / 255" if high == _BYTE else "({} > 0).float()"
+    return finding(
+        "loss_input",
+        f"`{names[0]}` takes targets from 0 to 1, and gets them from {number(low)} to {number(high)}",
+        op.where,
+        "scale the targets to 0 and 1: divide a mask by 255, or compare it with 0",
+        edits=() if target is None else exchanging(op.where, target, expression(form.format(as_atom(target)))),
+        op=op,
+        explanation="beyond these, the loss has no least value: it falls below 0, and goes on falling",
+    )
+
+
 def _is_within(span: tuple[float, float], maker: RecordedOp) -> bool:
     (low, high), rest = RANGES[maker.name.removeprefix("_")], _NOISE * (span[1] - span[0])
     return low - rest <= span[0] and span[1] <= high + rest
@@ -315,145 +334,3 @@ def _of_indices(where: Location | None) -> tuple[Edit, ...]:
         case ast.Assign([ast.Tuple([values, places]) as target]):
             return exchanging(where, target, ast.Tuple([places, values], ast.Store()))
     return ()
-
-
-_COORDINATES = frozenset({"arange", "linspace"})
-"""What these make belongs to no sample."""
-_SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
-"""Whoever writes one of these had the dimensions of the result in mind."""
-_LONGEST = 40
-_Read: TypeAlias = tuple[Use, RecordedOp | None]
-
-
-class _Crossed(NamedTuple):
-    """An op that computes each with each of two tensors."""
-
-    op: RecordedOp
-    crossing: Crossing
-    operands: tuple[_Read, ...]
-
-    @property
-    def is_meant(self) -> bool:
-        """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
-        if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
-            return True
-        uses = [use for use, _ in self.operands]
-        if self.is_of_loss or uses[0].memory == uses[1].memory or all(use.requires_grad for use in uses):
-            return not self.is_of_loss
-        is_of_model = any(use.requires_grad for use in uses)
-        for use, step in self.operands:
-            maker = step
-            while maker is not None:
-                is_of_model |= bool(maker.root)
-                before = [read for read in _reads(maker) if math.prod(read[0].shape) == math.prod(use.shape)]
-                is_reshaped = use.shape == self.crossing.many and any(read.shape != use.shape for read, _ in before)
-                if is_reshaped and _SHAPED.search(maker.source):
-                    return True
-                maker = next((inner for read, inner in before if read.shape == use.shape), None)
-        return not is_of_model
-
-    @property
-    def is_of_loss(self) -> bool:
-        """Whether a function of PyTorch's has brought both to one shape."""
-        return all(use not in self.op.reads for use, _ in self.operands)
-
-    def expressions(self, statement: ast.stmt | None) -> list[list[ast.expr]]:
-        """The operands of each expression in a statement that may be the op."""
-        pairs: list[list[ast.expr]] = []
-        for node in nodes(ast.expr, statement):
-            pair: list[ast.expr] = []
-            if isinstance(node, ast.Call) and (self.is_of_loss or called(node) == self.op.name):
-                pair = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in {"input", "target", "other"})]
-                pair = [node.func.value, *pair] if len(pair) == 1 and isinstance(node.func, ast.Attribute) else pair[:2]
-            elif isinstance(node, (ast.BinOp, ast.Compare)):
-                sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
-                if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
-                    pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
-            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
-                pairs.append(pair)
-        return pairs
-
-    def repaired(self, pairs: Sequence[Sequence[ast.expr]]) -> tuple[Edit, ...]:
-        """The statement with one of the operands in the shape of the other one; none where its text does not show them."""
-        if not pairs or self.crossing.dim is None:
-            return ()
-        narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
-        is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
-        old = narrow if is_narrow else wide
-        new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
-        return exchanging(self.op.where, old, new)
-
-
-def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Predictions and targets of which a loss or a metric, one number, compares each with each."""
-    for op in facts.tape.ops:
-        if op.is_forward and op.name in DISTANCES and op.makes and not op.makes[0].shape and (sizes := _unequal(op)) is not None:
-            yield finding(
-                "broadcast",
-                f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
-                op.where,
-                "give both the same shape: sum or average the larger one over the dimension that the other one has not, where it is made",
-                op=op,
-                explanation="each value is compared with several, which PyTorch warns about, too",
-            )
-            return
-        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
-            continue
-        pairs = crossed.expressions(statement_at(crossed.op.where))
-        texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
-        shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
-        yield finding(
-            "broadcast",
-            crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
-            crossed.op.where,
-            "give both operands the same shape before they meet",
-            edits=crossed.repaired(pairs),
-            op=crossed.op,
-            tensor=texts[0] if texts else None,
-            explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
-        )
-        return
-
-
-def _unequal(op: RecordedOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shapes that a loss of PyTorch's has brought to one, where they are no pair for a `Crossing`."""
-    first, second = (use.shape for use, _ in [_before_expanding(op, read) for read in _reads(op)][:2])
-    is_pair = min(math.prod(first), math.prod(second)) > 1 and Crossing.of(first, second) is None
-    return (first, second) if is_pair and first != second else None
-
-
-def _averaged(reducer: RecordedOp) -> _Crossed | None:
-    """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
-    whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
-    first: _Crossed | None = None
-    todo, seen = [reducer], set[int]()
-    while todo and len(whole) > 1:
-        op = todo.pop()
-        if op.index in seen:
-            continue
-        seen.add(op.index)
-        operands = tuple(_before_expanding(op, read) for read in _reads(op))
-        crossing = Crossing.of(*(use.shape for use, _ in operands))
-        if crossing is None or crossing.whole != whole or all(use.shape != whole for use in (*op.makes, *op.reads)):
-            wide = [maker for use, maker in _reads(op) if use.shape == whole]
-            if not wide or None in wide:
-                return None
-            todo += filter(None, wide)
-        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
-            return None
-        elif first is None or op.index < first.op.index:
-            first = crossed
-    return first
-
-
-def _reads(op: RecordedOp) -> list[_Read]:
-    """What it reads, with the op that made it."""
-    makers = {id(use): maker for use, maker in op.sources}
-    return [(use, makers.get(id(use))) for use in op.reads]
-
-
-def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
-    """What PyTorch has expanded in the same line for an op that wants one shape."""
-    maker = read[1]
-    is_written = "expand" in op.source or "broadcast" in op.source
-    return _reads(maker)[0] if maker is not None and maker.name == "expand" and maker.line is op.line and not is_written else read

@@ -1,8 +1,9 @@
-"""Parameters that are made anew in each step: what a step teaches them is gone with them."""
+"""Parameters that are made anew in each step, so that what they learn is gone with them; gradients that nothing keeps."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -12,9 +13,22 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.source.edited_source import Source, cells
+from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.source.edited_source import Source, cells, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, covers, exchanged, expression, loops_around, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    called,
+    covers,
+    exchanged,
+    expression,
+    last_name,
+    loops_around,
+    names_in,
+    nodes,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.report import Edit
 
 _FEWEST_PASSES = 3
@@ -49,6 +63,37 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
     why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
     yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, fix=fix, edits=edits, explanation=why)
+
+
+def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A variable whose ``.grad`` the code reads after backward(), though it was computed: autograd keeps gradients of leaves alone."""
+    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
+    values = dict(user_names(sys._getframe())) if files and facts.course.backward_count else {}
+    for where, statement in statements(files[0]) if values else ():
+        for node in nodes(ast.Attribute, statement):
+            if node.attr != "grad" or isinstance(node.ctx, ast.Store) or where.file != files[0]:
+                continue
+            value = value_of(node.value, sys._getframe(), values)
+            if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.retains_grad:
+                continue
+            name, last = ast.unparse(node.value), last_name(node.value)
+            bound = [(at, each, target) for at, each in statements(where.file) for target in targets_of(each) if last_name(target) == last]
+            # Of a module's attribute, the statement in its class.
+            made = [(at, each, target) for at, each, target in bound if type(target) is type(node.value)]
+            source = Source(made[0][0], tree) if made and (tree := tree_of(made[0][0].file)) is not None else None
+            kept = f"{ast.unparse(made[0][2])}.retain_grad()" if made else ""
+            yield finding(
+                "no_gradient",
+                f"`{name}.grad` is None: `{name}` was computed, and only leaves keep their gradient",
+                where,
+                fix=f"call `{name}.retain_grad()` after it is computed, before backward()",
+                edits=() if source is None else (source.after(made[0][1], kept),),
+                tensor=name,
+                saved_at=made[0][0] if made else None,
+                explanation="the gradient of what is computed on the way is let go as soon as it is passed on",
+                is_hint=True,
+            )
+            return
 
 
 def _maker(op: RecordedOp) -> Line | None:

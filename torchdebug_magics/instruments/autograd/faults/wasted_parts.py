@@ -14,11 +14,23 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, loop
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import blocks, called, dotted, exchanged, expression, method, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    blocks,
+    called,
+    dotted,
+    exchanged,
+    expression,
+    method,
+    nodes,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
+_SAMPLES = frozenset({"normal", "bernoulli", "poisson"})
 _CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
 
 
@@ -224,6 +236,36 @@ def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str,
 def _is_made_by(op: RecordedOp, name: str) -> bool:
     """Whether a call of that function, or method, is the op."""
     return op.name.strip("_") == name or (op.name == "_to_copy" and name in _CONVERSIONS)
+
+
+def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A sample that is drawn by what a model has computed: its derivative is 0, whatever comes after it."""
+    for op in facts.tape.ops:
+        if op.name not in _SAMPLES or not op.is_forward or not any(use.requires_grad for use in op.makes):
+            continue
+        drawn, edits = _with_noise(op)
+        yield finding(
+            "no_gradient",
+            f"`{op.name}` draws a sample, which has no gradient: what has computed its parameters is not trained",
+            op.where,
+            f"`{drawn}`" if drawn else "draw noise that depends on nothing, and compute the sample from it, as `rsample()` does",
+            edits=edits,
+            op=op,
+            explanation="the derivative of a random number by its mean is taken for 0; that of a mean and scaled noise is not",
+        )
+        return
+
+
+def _with_noise(op: RecordedOp) -> tuple[str, tuple[Edit, ...]]:
+    """A normal sample as a mean and scaled noise, and the edit of the call; empty for other samples."""
+    written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == op.name == "normal"]
+    options = {option.arg: option.value for call in written for option in call.keywords}
+    given = [*written[0].args, *(options[name] for name in ("mean", "std") if name in options)] if len(written) == 1 else []
+    if len(given) < 2 or len(op.reads) < 2:  # noqa: PLR2004 - mean and deviation, both tensors
+        return "", ()
+    mean, deviation = given[:2]
+    drawn = f"{ast.unparse(mean)} + {as_atom(deviation)} * torch.randn_like({ast.unparse(deviation)})"
+    return drawn, exchanging(op.where, written[0], expression(drawn))
 
 
 def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:

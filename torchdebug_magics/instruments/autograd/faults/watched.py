@@ -164,6 +164,8 @@ class WatchedTraining:
         self.restored: AutogradFinding | None = None
         """A state that was loaded into the parameters whose memory it shares."""
         self._states: list[Taken] = []
+        self.moved: set[int] = set()
+        """The ids of parameters without `requires_grad` whose gradient was still there at an update."""
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
         self.loaders = LoaderWatch(guard, recorder.line_here, self.steps.total)
@@ -214,6 +216,7 @@ class WatchedTraining:
             self.loaders.samples.restart()
         self.steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        self.moved.update(id(one) for one in parameters_of(optimizer) if not one.requires_grad and one.grad is not None)
         line = self.recorder.line_here()
         if not self.recorder.is_on or has_closure:
             return OptimizerStep(line, id(optimizer))

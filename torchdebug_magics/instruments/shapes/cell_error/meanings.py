@@ -67,7 +67,12 @@ def _of_list(value: list[Any]) -> Iterator[Meaning]:
         sizes = {tuple(item.shape) for item in value}
         of = shape(next(iter(sizes)))
         if len(sizes) == 1:
-            yield Meaning("torch.stack({})", f"is a list of {len(value)} tensors{f' of {of}' if of else ''}, and not a tensor")
+            for code in (
+                "torch.stack({})",
+                "torch.stack({}, 1)",
+                "torch.stack({}, 1).float()",
+            ):  # a list that was collated has the batch second
+                yield Meaning(code, f"is a list of {len(value)} tensors{f' of {of}' if of else ''}, and not a tensor")
         else:
             yield Meaning(
                 "torch.nn.utils.rnn.pad_sequence({}, batch_first=True)", "is a list of tensors of unequal sizes, and not a tensor"

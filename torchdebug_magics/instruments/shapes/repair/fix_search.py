@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
+from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.call_sites import constructor_call, function_node, part_made
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
 from torchdebug_magics.probing.source.syntax import called, exchanged, expression, names_in, parsed, tree_of
@@ -211,37 +212,43 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     typed = (*(edit for edit in edits if not edit.moves), *(edit for edit in reversed(edits) if edit.moves))
     codes = _in_one(typed, caller)
     before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
-    made = [_where_made(edit, code, facts.modules, caller) or _where_it_ran(edit, code) for edit, code in codes.items()]
+    made = [_where_made(edit, code, facts, caller) or _where_it_ran(edit, code) for edit, code in codes.items()]
     changes = tuple(edit for edit in before if edit is not None) or (tuple(itertools.chain(*made)) if all(made) else ())
     return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
 
 
-def _where_made(repair: Repair, code: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Edit, ...]:
+def _where_made(repair: Repair, code: str, facts: FailureFacts, caller: Caller | None) -> tuple[Edit, ...]:
     """The calls that make modules, and inputs that are changed before anything else in the forward; none where one of them is unknown.
 
     A module is made in the constructor of the class that holds it, or where the model is made, as an `nn.Sequential` is.
     """
-    lines, paths = code.splitlines(), list(repair.modules)
+    lines, paths, modules = code.splitlines(), list(repair.modules), facts.modules
     edits = [_of_input(line, modules, caller) for line in lines[: len(lines) - len(paths)]] if repair.inputs else []
     for line, path in zip(lines[len(edits) :], paths if "" in modules else (), strict=False):
-        tree, made = parsed(line), _call_of(path, modules, caller)
+        tree, made = parsed(line), _call_of(path, facts, caller)
+        part = modules[path] if path in modules else modules[""].get_submodule(path)  # which the forward has not reached
         match tree.body if tree is not None else []:
-            case [ast.Assign(value=ast.Call() as new)] if made is not None and called(made[1]) == called(new):
-                part = modules[path] if path in modules else modules[""].get_submodule(path)  # which the forward has not reached
-                edits.append(exchanging(*made, with_variables(made[1], changed_call(made[1], new, part))))
+            case [ast.Assign(value=ast.Call() as new)] if made is not None and called(made[1]) == type(part).__name__:
+                is_alike = called(made[1]) == called(new)
+                edits.append(exchanging(*made, with_variables(made[1], changed_call(made[1], new, part)) if is_alike else new))
     is_whole = all(edits) and len(edits) == len(lines) and not (repair.ops or repair.calls)
     return tuple(itertools.chain(*edits)) if is_whole else ()
 
 
-def _call_of(path: str, modules: Mapping[str, torch.nn.Module], caller: Caller | None) -> tuple[Location, ast.Call] | None:
+def _call_of(path: str, facts: FailureFacts, caller: Caller | None) -> tuple[Location, ast.Call] | None:
     """(the statement, the call in it) that makes a module."""
-    if (known := constructor_call(path, modules.get)) is not None:
+    if (known := constructor_call(path, facts.modules.get)) is not None:
         return known
     call = caller.site.expression if caller is not None else None
-    if caller is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+    if caller is not None and isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+        file, name, names = caller.site.code.co_filename, call.func.id, path.split(".")
+    elif caller is None and facts.site is not None:  # lines that call several modules by their names
+        first, *names = path.split(".")
+        file, name = facts.site.code.co_filename, variable_of(facts.modules.get(first)) or first
+    else:
         return None
-    where, whole = next(iter(made_as(caller.site.code.co_filename, call.func.id)), (None, None))
-    part = None if whole is None else part_made(whole, path.split("."))
+    where, whole = next(iter(made_as(file, name)), (None, None))
+    part = None if whole is None else part_made(whole, names)
     return (where, part) if where is not None and isinstance(part, ast.Call) else None
 
 

@@ -1,0 +1,161 @@
+"""Predictions and targets of other shapes, of which each is combined with each."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import as_atom, called, expression, nodes
+from torchdebug_magics.probing.tensors import Crossing
+from torchdebug_magics.report import Edit
+
+_COORDINATES = frozenset({"arange", "linspace"})
+"""What these make belongs to no sample."""
+_SHAPED = re.compile(r"\b(?:None|newaxis|\w*(?:squeeze|view|reshape|expand|repeat|permute|transpose|swap|movedim)\w*|m?T|t)\b")
+"""Whoever writes one of these had the dimensions of the result in mind."""
+_LONGEST = 40
+_Read: TypeAlias = tuple[Use, RecordedOp | None]
+
+
+class _Crossed(NamedTuple):
+    """An op that computes each with each of two tensors."""
+
+    op: RecordedOp
+    crossing: Crossing
+    operands: tuple[_Read, ...]
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
+        if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
+            return True
+        uses = [use for use, _ in self.operands]
+        if self.is_of_loss or uses[0].memory == uses[1].memory or all(use.requires_grad for use in uses):
+            return not self.is_of_loss
+        is_of_model = any(use.requires_grad for use in uses)
+        for use, step in self.operands:
+            maker = step
+            while maker is not None:
+                is_of_model |= bool(maker.root)
+                before = [read for read in _reads(maker) if math.prod(read[0].shape) == math.prod(use.shape)]
+                is_reshaped = use.shape == self.crossing.many and any(read.shape != use.shape for read, _ in before)
+                if is_reshaped and _SHAPED.search(maker.source):
+                    return True
+                maker = next((inner for read, inner in before if read.shape == use.shape), None)
+        return not is_of_model
+
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether a function of PyTorch's has brought both to one shape."""
+        return all(use not in self.op.reads for use, _ in self.operands)
+
+    def expressions(self, statement: ast.stmt | None) -> list[list[ast.expr]]:
+        """The operands of each expression in a statement that may be the op."""
+        pairs: list[list[ast.expr]] = []
+        for node in nodes(ast.expr, statement):
+            pair: list[ast.expr] = []
+            if isinstance(node, ast.Call) and (self.is_of_loss or called(node) == self.op.name):
+                pair = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in {"input", "target", "other"})]
+                pair = [node.func.value, *pair] if len(pair) == 1 and isinstance(node.func, ast.Attribute) else pair[:2]
+            elif isinstance(node, (ast.BinOp, ast.Compare)):
+                sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
+                if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
+                    pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
+            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
+                pairs.append(pair)
+        return pairs
+
+    def repaired(self, pairs: Sequence[Sequence[ast.expr]]) -> tuple[Edit, ...]:
+        """The statement with one of the operands in the shape of the other one; none where its text does not show them."""
+        if not pairs or self.crossing.dim is None:
+            return ()
+        narrow, wide = (node for _, node in sorted(zip(self.operands, pairs[0], strict=True), key=lambda side: len(side[0][0].shape)))
+        is_narrow = len(pairs) > 1 and isinstance(narrow, ast.Name) and not isinstance(wide, ast.Name)
+        old = narrow if is_narrow else wide
+        new = expression(f"{as_atom(old)}.{'unsqueeze' if is_narrow else 'squeeze'}({self.crossing.dim})")
+        return exchanging(self.op.where, old, new)
+
+
+def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Predictions and targets of which a loss or a metric, one number, compares each with each."""
+    for op in facts.tape.ops:
+        if op.is_forward and op.name in DISTANCES and op.makes and not op.makes[0].shape and (sizes := _unequal(op)) is not None:
+            yield finding(
+                "broadcast",
+                f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
+                op.where,
+                "give both the same shape: sum or average the larger one over the dimension that the other one has not, where it is made",
+                op=op,
+                explanation="each value is compared with several, which PyTorch warns about, too",
+            )
+            return
+        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
+            continue
+        pairs = crossed.expressions(statement_at(crossed.op.where))
+        texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]
+        shown = texts if texts and len("".join(texts)) <= _LONGEST else ["", ""]
+        yield finding(
+            "broadcast",
+            crossed.crossing.sentence(crossed.op.name, [(text, use.shape) for text, (use, _) in zip(shown, crossed.operands, strict=True)]),
+            crossed.op.where,
+            "give both operands the same shape before they meet",
+            edits=crossed.repaired(pairs),
+            op=crossed.op,
+            tensor=texts[0] if texts else None,
+            explanation=f"it combines {crossed.crossing.meets} instead of each with its own",
+        )
+        return
+
+
+def _unequal(op: RecordedOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shapes that a loss of PyTorch's has brought to one, where they are no pair for a `Crossing`."""
+    first, second = (use.shape for use, _ in [_before_expanding(op, read) for read in _reads(op)][:2])
+    less, more = sorted((math.prod(first), math.prod(second)))
+    is_pair = 1 < less < more and Crossing.of(first, second) is None  # of as many, dimensions of 1 alone are added
+    return (first, second) if is_pair and first != second else None
+
+
+def _averaged(reducer: RecordedOp) -> _Crossed | None:
+    """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
+    whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
+    first: _Crossed | None = None
+    todo, seen = [reducer], set[int]()
+    while todo and len(whole) > 1:
+        op = todo.pop()
+        if op.index in seen:
+            continue
+        seen.add(op.index)
+        operands = tuple(_before_expanding(op, read) for read in _reads(op))
+        crossing = Crossing.of(*(use.shape for use, _ in operands))
+        if crossing is None or crossing.whole != whole or all(use.shape != whole for use in (*op.makes, *op.reads)):
+            wide = [maker for use, maker in _reads(op) if use.shape == whole]
+            if not wide or None in wide:
+                return None
+            todo += filter(None, wide)
+        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
+            return None
+        elif first is None or op.index < first.op.index:
+            first = crossed
+    return first
+
+
+def _reads(op: RecordedOp) -> list[_Read]:
+    """What it reads, with the op that made it."""
+    makers = {id(use): maker for use, maker in op.sources}
+    return [(use, makers.get(id(use))) for use in op.reads]
+
+
+def _before_expanding(op: RecordedOp, read: _Read) -> _Read:
+    """What PyTorch has expanded in the same line for an op that wants one shape."""
+    maker = read[1]
+    is_written = "expand" in op.source or "broadcast" in op.source
+    return _reads(maker)[0] if maker is not None and maker.name == "expand" and maker.line is op.line and not is_written else read
