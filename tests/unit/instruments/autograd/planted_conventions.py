@@ -296,4 +296,78 @@ for x in torch.randn(4, 5, 6):
             ),
         ),
     ),
+    Case(
+        name="the last batch's right answers, of all samples",
+        kind="miscounted",
+        text="""\
+x, y = torch.randn(50, 6), torch.randint(3, (50,))
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for start in range(0, 50, 10):
+        inputs, labels = x[start : start + 10], y[start : start + 10]
+        output = model(inputs)
+        loss = F.cross_entropy(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    correct = (output.argmax(1) == labels).float().sum()
+    accuracy = correct / x.shape[0]  #> location
+""",
+        edits=(("x.shape[0]", "len(labels)"),),
+    ),
+    Case(
+        name="masks as pictures store them",
+        kind="loss_input",
+        text="""\
+model = nn.Conv2d(1, 1, 3, padding=1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+criterion = nn.BCEWithLogitsLoss()
+for x in torch.randn(4, 2, 1, 6, 6):
+    masks = 255.0 * (x > 0)
+    loss = criterion(model(x).squeeze(1), masks.squeeze(1))  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("masks.squeeze(1)", "masks.squeeze(1) / 255"),),
+    ),
+    Case(
+        name="a normal sample by its mean",
+        kind="no_gradient",
+        text="""\
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 8, 4):
+    mean, deviation = model(x).chunk(2, 1)
+    drawn = torch.normal(mean, deviation.exp())  #> location
+    loss = (drawn - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("torch.normal(mean, deviation.exp())", "mean + deviation.exp() * torch.randn_like(deviation.exp())"),),
+    ),
+    Case(
+        name="a layer that is frozen with a gradient, and moves by momentum",
+        kind="frozen_in_vain",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+for step, x in enumerate(torch.randn(6, 8, 4)):
+    if step == 3:
+        for parameter in model[0].parameters():
+            parameter.requires_grad = False  #> location
+    loss = model(x).square().mean()
+    optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(
+            (
+                "            parameter.requires_grad = False  #> location",
+                "            parameter.requires_grad = False\n            parameter.grad = None",
+            ),
+        ),
+    ),
 )

@@ -63,6 +63,30 @@ def evaluate(model, x):
 
 FAULTY: Final = (
     Notebook(
+        name="the gradient of what a module has computed",
+        kinds=("no_gradient",),
+        cells=(
+            """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        self.hidden = self.first(x)  #> saved
+        return self.second(self.hidden.tanh())
+""",
+            """\
+%%autograd -o r
+net = Net()
+net(torch.randn(3, 4)).sum().backward()
+print(net.hidden.grad)  #> location
+""",
+        ),
+        tensors=("net.hidden",),
+        fix=r"retain_grad\(\)",
+    ),
+    Notebook(
         name="multi-line statement: item in a new tensor",
         cells=(
             """\

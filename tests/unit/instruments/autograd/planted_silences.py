@@ -1370,7 +1370,7 @@ for step, (x, y) in enumerate(loader):
         right = out.argmax(1).eq(y).sum()
         accuracy = 100 * right.item() / len(loader.dataset)  #> location
 """,
-        tensors=("loader",),
+        tensors=("right",),
         edits=(("len(loader.dataset)", "len(y)"),),
     ),
     Case(

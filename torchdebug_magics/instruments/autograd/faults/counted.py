@@ -16,6 +16,7 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
@@ -25,7 +26,6 @@ from torchdebug_magics.probing.source.syntax import (
     enclosing,
     expression,
     loops_around,
-    method,
     names_in,
     nodes,
     targets_of,
@@ -215,20 +215,24 @@ def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         statement, count = Source(op.where, tree).statement, op.reads[0].shape[0]
         is_count = isinstance(statement, ast.Assign) and _compares(statement.value) and called(_bare(statement.value)) == "sum"
-        compared = next(iter(nodes(ast.Compare, statement)), None)
         names = bound_names(statement) if is_count and isinstance(statement, ast.Assign) else set()
-        if len(names) != 1 or compared is None or not isinstance(compared.left, ast.Name) or math.prod(op.reads[0].shape) != count:
+        compared = _compared(statement)
+        if len(names) != 1 or compared is None or math.prod(op.reads[0].shape) != count:
             continue
-        for later in nodes_in_order(tree):
+        looped = {name for loop in nodes(ast.For, tree) for name in bound_names(loop, *loop.body)}
+        sums: list[ast.stmt] = [*nodes(ast.AugAssign, tree)]
+        sums += [node for node in nodes(ast.Assign, tree) if bound_names(node) & names_in(node.value)]
+        added = {name for node in sums for name in names_in(node)}
+        added |= {name for call in nodes(ast.Call, tree) if called(call) in {"sum", "fsum", "append"} for name in names_in(*call.args)}
+        for later in (node for node in nodes_in_order(tree) if not bound_names(node) & added):
             divisions = [node for node in nodes(ast.BinOp, later) if isinstance(node.op, ast.Div) and not hasattr(later, "body")]
             for division in (node for node in divisions if names_in(node.left) == names):
                 whole = _counted(division.right)
-                data: Any = None if whole is None else values.get(ast.unparse(whole))
-                size = len(data) if hasattr(data, "__len__") else count
-                is_batch = whole is not None and any(names_in(whole) & bound_names(loop, *loop.body) for loop in nodes(ast.For, tree))
-                if size <= count or is_batch or isinstance(data, DataLoader):
+                data: Any = None if whole is None or names_in(whole) & looped else value_of(whole, sys._getframe(), values)
+                size = len(data) if hasattr(data, "__len__") and not isinstance(data, DataLoader) else count
+                if size <= count:
                     continue
-                where, meant = location(op.where.file, later.lineno, ""), f"len({compared.left.id})"
+                where, meant = location(op.where.file, later.lineno, ""), f"len({compared})"
                 yield finding(
                     "miscounted",
                     f"`{ast.unparse(division.right)}` is {size:,}, and `{min(names)}` counts right answers among {count}",
@@ -239,6 +243,13 @@ def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     explanation="the last batch alone was compared; for the whole data, add up the right answers of all batches",
                 )
                 return
+
+
+def _compared(statement: ast.stmt | None) -> str | None:
+    """A variable that a statement compares with another one."""
+    sides: list[ast.expr] = [side for node in nodes(ast.Compare, statement) for side in (*node.comparators, node.left)]
+    sides += [argument for call in nodes(ast.Call, statement) if called(call) == "eq" for argument in call.args]
+    return next((side.id for side in sides if isinstance(side, ast.Name)), None)
 
 
 def _bare(value: ast.expr) -> ast.expr:
@@ -301,7 +312,7 @@ def _of_a_part(file: str) -> AutogradFinding | None:
         whole, part = _sizes(loaders[name])
         wrong += [(where, name, divisor)] if part is not None and part < whole else []
     if not wrong:
-        return _of_one_batch(file)
+        return None
     wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
     where, name, divisor = wrong[0]
     whole, part = _sizes(loaders[name])
@@ -315,50 +326,6 @@ def _of_a_part(file: str) -> AutogradFinding | None:
         tensor=name,
         explanation="a loss or an accuracy that is divided by the whole data set is too small",
     )
-
-
-def _of_one_batch(file: str) -> AutogradFinding | None:
-    """What is counted in one batch, in each round of the loop anew, and divided by the size of the data set."""
-    for where, statement in statements(file):
-        loops = loops_around(tree_of(where.file), where.line)
-        loop = loops[-1] if loops else None
-        if not isinstance(loop, ast.For) or not isinstance(statement, ast.Assign):
-            continue
-        batch = [node.id for node in nodes(ast.Name, loop.target)]
-        for division in nodes(ast.BinOp, statement) if len(batch) > 1 else ():
-            match division.right if isinstance(division.op, ast.Div) else None:
-                case ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) if name in names_in(loop.iter):
-                    counts = names_in(division.left) & _counted_anew(loop) - _summed_in(loop)
-                    sums = any(called(call) in {"sum", "fsum"} and method(call) != "sum" for call in nodes(ast.Call, tree_of(where.file)))
-                    if not counts or sums or bound_names(statement) & _summed_in(loop):
-                        continue
-                    new = expression(f"len({batch[-1]})")
-                    return finding(
-                        "miscounted",
-                        f"`{ast.unparse(division.right)}` counts all samples, and `{min(counts)}` those of one batch",
-                        where,
-                        f"divide by `{ast.unparse(new)}`",
-                        edits=exchanging(where, division.right, new),
-                        tensor=name,
-                        explanation="a share of one batch that is divided by the whole data set is too small",
-                    )
-    return None
-
-
-def _counted_anew(loop: ast.For) -> set[str]:
-    """Names that are bound in a loop to how many elements are equal."""
-    assigned = [node for node in nodes(ast.Assign, loop) if any(called(call) == "sum" for call in nodes(ast.Call, node.value))]
-    compared = [
-        node for node in assigned if any(nodes(ast.Compare, node.value)) or any(called(call) == "eq" for call in nodes(ast.Call, node))
-    ]
-    return bound_names(*compared)
-
-
-def _summed_in(loop: ast.For) -> set[str]:
-    """Names that a loop adds up, or adds to another one."""
-    added: list[ast.AST] = [*nodes(ast.AugAssign, loop)]
-    added += [node for node in nodes(ast.Assign, loop) if bound_names(node) & names_in(node.value)]
-    return names_in(*added)
 
 
 def _is_summed(total: str, where: Location) -> bool:

@@ -241,7 +241,7 @@ def _is_made_by(op: RecordedOp, name: str) -> bool:
 def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A sample that is drawn by what a model has computed: its derivative is 0, whatever comes after it."""
     for op in facts.tape.ops:
-        if op.name not in _SAMPLES or not op.is_forward or not any(use.requires_grad for use in op.makes):
+        if op.name not in _SAMPLES or not op.is_forward or not (op.grad_enabled and any(use.requires_grad for use in op.reads)):
             continue
         drawn, edits = _with_noise(op)
         yield finding(
