@@ -1,0 +1,90 @@
+"""A layer of the wrong size is repaired where it is made: in a class, in an `nn.Sequential`, by its name. The edits are applied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.instruments.shapes.failed_cells import after_error
+from torchdebug_magics import fixed_source
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+IMPORTS = "import torch\nfrom collections import OrderedDict\nfrom torch import nn\nimport torch.nn.functional as F\n"
+NET = """\
+class Net(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.MaxPool2d(2))
+        self.head = {}
+
+    def forward(self, x):
+        return self.head(self.body(x))
+net = Net(4, classes=10)
+"""
+CASES = {
+    # the cell before, the failing one, what stands in each after the repair
+    "a sequence in a class": (
+        NET.format("nn.Sequential(nn.Flatten(), nn.Linear(in_features=width, out_features=classes, bias=False))"),
+        "net(torch.randn(2, 1, 8, 8))",
+        "nn.Sequential(nn.Flatten(), nn.Linear(in_features=64, out_features=classes, bias=False))",
+        "",
+    ),
+    "a sequence with names": (
+        NET.format("nn.Sequential(OrderedDict([('flat', nn.Flatten()), ('fc', nn.Linear(width, classes))]))"),
+        "net(torch.randn(2, 1, 8, 8))",
+        "('fc', nn.Linear(64, classes))",
+        "",
+    ),
+    "a sequence in a sequence": (
+        NET.format("nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(width, 32), nn.ReLU()), nn.Linear(32, classes))"),
+        "net(torch.randn(2, 1, 8, 8))",
+        "nn.Sequential(nn.Linear(64, 32), nn.ReLU())",
+        "",
+    ),
+    "a sequence of the notebook": (
+        "hidden = 16\nnet = nn.Sequential(nn.Flatten(), nn.Linear(12, hidden), nn.ReLU(), nn.Linear(hidden, 3))",
+        "net(torch.randn(5, 4, 2))",
+        "nn.Linear(8, hidden)",
+        "",
+    ),
+    "a layer and the one image that it is given": (
+        NET.format("nn.Sequential(nn.Flatten(), nn.Linear(width, classes))"),
+        "image = torch.randn(1, 8, 8)\nwith torch.no_grad():\n    out = net(image)",
+        "nn.Linear(64, classes)",
+        "out = net(image.unsqueeze(0))",
+    ),
+    "a loss by the name that it was given": (
+        (
+            "loss_of = nn.MSELoss()\nmodel = nn.Linear(4, 3)\ndef step(model, criterion):\n"
+            "    scores = model(torch.randn(8, 4))\n    target = torch.randint(3, (8,))\n    return criterion(scores, target)"
+        ),
+        "step(model, loss_of).backward()",
+        "loss_of = nn.CrossEntropyLoss()",
+        "",
+    ),
+    "targets that a loader has collated of lists": (
+        (
+            "from torch.utils.data import DataLoader\ndata = [(torch.randn(4), [0.1 * n, 0.2, 0.3]) for n in range(8)]\n"
+            "model = nn.Linear(4, 3)\nx, y = next(iter(DataLoader(data, batch_size=8)))"
+        ),
+        "loss = F.mse_loss(model(x), y)\nloss.backward()",
+        "",
+        "torch.stack(y, 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_edits_repair_it(name: str, shell: InteractiveShell) -> None:
+    before, cell, made, called = CASES[name]
+    report = after_error(shell, IMPORTS + before, cell)
+    assert report.fix_state == "verified"
+    fixed = fixed_source(report)
+    texts = [fixed.get(number, text) for number, text in ((1, IMPORTS + before), (2, cell))]
+    assert made in texts[0]
+    assert called in texts[1]
+    for text in texts:
+        shell.run_cell(text, store_history=True).raise_error()
