@@ -331,21 +331,26 @@ def _vanishing(history: GradientHistory) -> Iterator[GradFinding]:
 
 
 def _clipped(history: GradientHistory) -> Iterator[GradFinding]:
-    """Clipping that cuts the gradients at each step and by a lot."""
+    """Clipping of gradients that still have a GradScaler's factor, or that cuts them at each step and by a lot."""
     count, clip, step = history.clips["calls"], history.clip, history.steps[0].number
-    if clip is None or count < _CLIPPED_STEPS or history.clips["unclipped"] or not clip.max_norm > 0:
+    if clip is None or not clip.max_norm > 0 or not count:
         return
     usual = statistics.median(step.clipped_from for step in history.steps if step.clipped_from is not None)
     times = usual / clip.max_norm
-    if not _CLIPPED_BY <= times < math.inf:
-        return
-    headline = f"all {count:,} gradients are clipped, from norm {number(usual)} to {number(clip.max_norm)}"
-    fix = f"call `scaler.unscale_({history.name})` before clipping"
-    why = "the clipped gradients are still multiplied by the scale of the GradScaler"
-    if history.clips["unscaled"]:
-        fix = f"use `max_norm={rounded(usual):g}`"
-        why = "clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate"
-    yield finding(history, "clipped_always", clip.line, fix, step=step, value=times, headline=headline, why=why)
+    say = partial(finding, history, "clipped_always", clip.line, step=step, value=times)
+    if count > kept.FEW_UPDATES and not history.clips["unscaled"]:
+        scaler = source_of(history.line, ".step(").partition(".step(")[0] or "scaler"
+        yield say(
+            f"call `{scaler}.unscale_({history.name})` before `{source_of(clip.line, 'clip')}`",
+            headline=f"what is clipped, of norm {number(usual)}, is still multiplied by the GradScaler",
+            why=f"its factor is divided out in `{scaler}.step()`: the gradients are clipped to much less than {clip.max_norm:g}",
+        )
+    elif count >= _CLIPPED_STEPS and not history.clips["unclipped"] and _CLIPPED_BY <= times < math.inf:
+        yield say(
+            f"use `max_norm={rounded(usual):g}`",
+            headline=f"all {count:,} gradients are clipped, from norm {number(usual)} to {number(clip.max_norm)}",
+            why="clipping is meant for rare large gradients; here it gives all of them the same norm, like a smaller learning rate",
+        )
 
 
 _RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
