@@ -11,7 +11,7 @@ from torch import nn
 
 from torchdebug_magics.format import listed, number, shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, as_written, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, as_written, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
@@ -30,9 +30,12 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     told,
 )
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
+from torchdebug_magics.instruments.shapes.repair.source import site_at
 
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
 _TWO, _BYTE = 2, 255
+_IN_STEPS = 3
+"""Dimensions of samples in steps."""
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 
 
@@ -169,6 +172,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     """Cross entropy and its like: the classes stand in dimension 1, and the target has one number for each."""
     op = f"`{facts.op}`"
     many = len(scores.sizes)
+    if len(target.sizes) == 1 and scores.sizes[:1] != target.sizes and (row := _of_one_sample(scores, target)) is not None:
+        return replace(row, sentence=f"{op} compares {told(scores)} with a target of {shape(target.sizes)}{row.sentence}")
     if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (cause := _one_hot(facts, scores, target)):
         return cause
     if target.sizes and target.sizes[0] != scores.sizes[0] and (cause := _other_rows(facts, scores, target)):
@@ -244,6 +249,23 @@ def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis
     edits = at_step(step, method("argmax", 1))
     sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
+
+
+def _of_one_sample(scores: Operand, target: Operand) -> Diagnosis | None:
+    """``out[-1]`` of what has the samples first: the last sample, where the last step of each was meant."""
+    for step in steps(scores.made):
+        before: tuple[int, ...] = step.inputs[0][0] if step.inputs else ()
+        is_row = step.op == "__getitem__" and len(step.args) == 1 and type(step.args[0]) is int and step.shape == before[1:]
+        if not is_row or step.line is None or len(before) < _IN_STEPS or before[0] != target.sizes[0]:
+            continue
+        site, index = site_at(*step.line), step.args[0]
+        if not isinstance(site.expression, ast.Subscript):
+            return None
+        whole = ast.unparse(site.expression.value)
+        run = OpEdit(site, step.op, lambda func, args, _, index=index: func(args[0], (slice(None), index)))  # type: ignore[misc]
+        why = f": `{site.text}` of {shape(before)} is one sample of {before[0]}, with all its {before[1]} steps"
+        return Diagnosis(why, (Repair(f"{whole}[:, {index}]", "that step of each sample", 1, ops=(run,)),), scores)
+    return None
 
 
 def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
