@@ -65,6 +65,34 @@ CASES = {
         "loss_of = nn.CrossEntropyLoss()",
         "",
     ),
+    "the last step of each sample": (
+        (
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.lstm = nn.LSTM(5, 6, batch_first=True)\n"
+            "        self.fc = nn.Linear(6, 3)\n\n    def forward(self, x):\n        out, _ = self.lstm(x)\n        return self.fc(out[-1])\n"
+            "net, y = Net(), torch.randint(3, (8,))"
+        ),
+        "loss = F.cross_entropy(net(torch.randn(8, 12, 5)), y)",
+        "return self.fc(out[:, -1])",
+        "",
+    ),
+    "classes that are numbered from 1 on": (
+        "model, x, y = nn.Linear(4, 3), torch.randn(9, 4), torch.arange(9) % 3 + 1",
+        "loss = F.cross_entropy(model(x), y)",
+        "",
+        "F.cross_entropy(model(x), y - 1)",
+    ),
+    "numbers that are joined": (
+        "model = nn.Linear(3, 1)\nouts = [model(torch.randn(3)).squeeze() for _ in range(4)]",
+        "pred = torch.cat(outs)",
+        "",
+        "torch.stack(outs)",
+    ),
+    "a checkpoint of other classes": (
+        NET.format("nn.Linear(1, classes)") + "state = Net(4, classes=7).state_dict()",
+        "net.load_state_dict(state)",
+        "",
+        "not key.startswith('head.')}, strict=False)",
+    ),
     "targets that a loader has collated of lists": (
         (
             "from torch.utils.data import DataLoader\ndata = [(torch.randn(4), [0.1 * n, 0.2, 0.3]) for n in range(8)]\n"

@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
     through_the_base,
     user_function,
+    with_option,
 )
 from torchdebug_magics.instruments.autograd.tape import EventCourse, Tape
 from torchdebug_magics.probing.graphs import is_graph_leaf
@@ -140,13 +141,16 @@ def _non_scalar(raised: Raised) -> AutogradFinding:
     where = (made.where if made is not None else None) or raised.assigned_at(name) or raised.here
     source, backward = where.source if where is not None else "", raised.code
     fix = "reduce the loss to one number before backward(): `.mean()` or `.sum()`"
+    statement, edits = statement_at(where), tuple[Edit, ...]()
     if _NO_REDUCTION.search(source):
+        unreduced = [call for call in nodes(ast.Call, statement) if any(option.arg == "reduction" for option in call.keywords)]
         reduced = _NO_REDUCTION.sub('reduction="mean"', source)
         fix = f"`{reduced}`"
+        edits = exchanging(where, unreduced[0], with_option(unreduced[0], "reduction", "mean")) if len(unreduced) == 1 else ()
     elif name and f"{name}.backward" in backward:
         fix = f"`{backward.replace(f'{name}.backward', f'{name}.mean().backward')}`"
-    statement, edits = statement_at(where), tuple[Edit, ...]()
-    if isinstance(statement, (ast.Return, ast.Assign)) and statement.value is not None and fix.startswith("reduce"):
+        edits = exchanging(raised.here, expression(f"{name}.backward"), expression(f"{name}.mean().backward"))
+    elif isinstance(statement, (ast.Return, ast.Assign)) and statement.value is not None:
         edits = exchanging(where, statement.value, expression(f"{as_atom(statement.value)}.mean()"))
     shape = f"shape {list(root.shape)}" if root is not None else "several elements"
     return raised.finding(

@@ -16,8 +16,9 @@ from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.fix_search import OUR_NAME
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.probing.source.syntax import dotted, nodes, tree_of
-from torchdebug_magics.probing.source.user_code import is_user_code
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, statement_at, tree_of
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 
 _SHOWN = 2
 _MOST_CHANGED = 2
@@ -27,7 +28,8 @@ Sizes = tuple[int, ...]
 
 def refused_checkpoint(error: BaseException) -> Failure | None:
     """Where `load_state_dict` refused sizes; None elsewhere."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = list(traceback.walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in steps]
     loading = next((frame for frame in frames if frame.f_code is torch.nn.Module.load_state_dict.__code__), None)
     if loading is None or "size mismatch for" not in str(error):
         return None
@@ -42,7 +44,27 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
     mismatches = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
     more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
     sizes, names = (own[wrong[0]], given[wrong[0]]), ("model", "checkpoint")
-    return refusal(error, f"{listed(mismatches)}{more}", sizes=sizes, names=names, fixes=_fixes(model, given, wrong, frames))
+    fixes = _without_head(own, given, wrong, steps) + _fixes(model, given, wrong, frames)
+    return refusal(error, f"{listed(mismatches)}{more}", sizes=sizes, names=names, fixes=fixes)
+
+
+def _without_head(own: Mapping[str, Sizes], given: Mapping[str, Sizes], wrong: list[str], steps: list[tuple[FrameType, int]]) -> list[Fix]:
+    """The checkpoint without its last layer, where that has other outputs alone: as for a model that is trained on other classes."""
+    paths = {name.rpartition(".")[0] for name in wrong}
+    head = list(own)[-1].rpartition(".")[0]
+    has_inputs = all(own[name][1:] == given[name][1:] for name in wrong)
+    frame, line = next(((frame, line) for frame, line in reversed(steps) if is_user_code(frame.f_code)), (None, 0))
+    if paths != {head} or not head or not has_inputs or frame is None:
+        return []
+    where = location(frame.f_code.co_filename, line, frame.f_code.co_name)
+    calls = [call for call in nodes(ast.Call, statement_at(tree_of(where.file), line)) if called(call) == "load_state_dict" and call.args]
+    if len(calls) != 1:
+        return []
+    rest = expression(f"{{key: value for key, value in {ast.unparse(calls[0].args[0])}.items() if not key.startswith({head + '.'!r})}}")
+    others = [option for option in calls[0].keywords if option.arg != "strict"]
+    new = ast.Call(calls[0].func, [rest, *calls[0].args[2:]], [*others, ast.keyword("strict", ast.Constant(value=False))])
+    why = f"`{head}` begins anew, for the outputs of this model: load the rest"
+    return [Fix(code=ast.unparse(new), verified=True, why=why, changes=exchanging(where, calls[0], new))]
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:

@@ -36,6 +36,7 @@ _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     subscripts.index,
     broadcasting.broadcast,
     sizes.sized,
+    sizes.scalars,
     layers.negative,
     python.unpacking,
     python.picture,

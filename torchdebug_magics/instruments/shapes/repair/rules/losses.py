@@ -326,7 +326,7 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
             facts,
             1,
             as_written(f"{{0}} {'-' if lowest > 0 else '+'} {abs(lowest) if lowest < 0 else 1}"),
-            rank=12,
+            rank=2 if lowest == 1 and wrong == classes else 12,  # as many classes as scores, numbered from 1 on
             why="classes starting at 0",
         )
     return Diagnosis(sentence, tuple(edits), scores)

@@ -274,6 +274,14 @@ def _joined(dim: int, _: Any, args: Any, __: Any) -> Any:
     return torch.cat(args[0], dim=dim)
 
 
+def scalars(facts: FailureFacts) -> Diagnosis | None:
+    """Numbers that are to be joined, which have no dimension to join them along."""
+    if facts.op not in JOINS or not facts.operands or any(operand.sizes for operand in facts.operands):
+        return None
+    edits = rewritten(facts, lambda call: f"torch.stack({ast.unparse(call.args[0])})", lambda _, args, __: torch.stack(args[0]), rank=2)
+    return Diagnosis(f"`{facts.op}` joins along a dimension, and gets {len(facts.operands)} numbers without any", tuple(edits))
+
+
 def pair(facts: FailureFacts) -> Diagnosis | None:
     """An LSTM that is given one tensor for its two states."""
     given = facts.call.args[1:2] if facts.call is not None else ()
