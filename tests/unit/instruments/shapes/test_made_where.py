@@ -67,8 +67,9 @@ CASES = {
     ),
     "the last step of each sample": (
         (
-            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.lstm = nn.LSTM(5, 6, batch_first=True)\n"
-            "        self.fc = nn.Linear(6, 3)\n\n    def forward(self, x):\n        out, _ = self.lstm(x)\n        return self.fc(out[-1])\n"
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.lstm, self.fc = nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 3)\n\n"
+            "    def forward(self, x):\n        out, _ = self.lstm(x)\n        return self.fc(out[-1])\n"
             "net, y = Net(), torch.randint(3, (8,))"
         ),
         "loss = F.cross_entropy(net(torch.randn(8, 12, 5)), y)",

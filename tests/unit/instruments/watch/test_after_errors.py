@@ -352,7 +352,7 @@ MADE = {
         "batch_size=4, drop_last=True)",
     ),
     "a file with transparency": ((LOADED, PICTURE, "net.eval()(picture('picture.png'))"), "Image.open(path).convert('RGB')"),
-    "a table that is too short": ((POSITIONS, "net(torch.zeros(2, 9, dtype=torch.long))"), "Positions(4, longest=9, rate=rate)"),
+    "a table that is too short": ((POSITIONS, "net(torch.zeros(2, 9, dtype=torch.long))"), "Positions(4, rate=rate, longest=9)"),
     "pixels as targets of probabilities": ((PIXELS, "loss(net(x / 255), x)"), "loss(net(x / 255), x / 255)"),
     "targets from -1 to 1": ((PIXELS, "x = x / 127.5 - 1\nloss(net(x), x)"), "loss(net(x), (x + 1) / 2)"),
     "logits as probabilities": ((PIXELS, "out = net[0](x)\nloss(out, x / 255)"), "loss(out.sigmoid(), x / 255)"),

@@ -223,7 +223,8 @@ def _where_made(repair: Repair, code: str, facts: FailureFacts, caller: Caller |
     A module is made in the constructor of the class that holds it, or where the model is made, as an `nn.Sequential` is.
     """
     lines, paths, modules = code.splitlines(), list(repair.modules), facts.modules
-    edits = [_of_input(line, modules, caller) for line in lines[: len(lines) - len(paths)]] if repair.inputs else []
+    is_changed_input = repair.inputs and (_at_call(repair, caller) or (paths and lines[0].partition(" = ")[0] in repair.inputs))
+    edits = [_of_input(line, modules, caller) for line in lines[: len(lines) - len(paths)]] if is_changed_input else []
     for line, path in zip(lines[len(edits) :], paths if "" in modules else (), strict=False):
         tree, made = parsed(line), _call_of(path, facts, caller)
         part = modules[path] if path in modules else modules[""].get_submodule(path)  # which the forward has not reached
