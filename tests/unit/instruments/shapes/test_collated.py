@@ -72,6 +72,7 @@ def test_a_function_of_the_users_own_is_the_first_fix(shell: InteractiveShell) -
 
 
 CHECKPOINTS = {
+    "another number of classes": ("net = Net(9)\nnet.load_state_dict(saved)", "net.head[0] = nn.Linear(8, 5)", "or `Net(5)`"),
     "another width": (
         "net = Net(5, 6)\nnet.load_state_dict(saved)",
         "net.conv = nn.Conv2d(3, 8, 3)\nnet.norm = nn.BatchNorm2d(8)\nnet.head[0] = nn.Linear(8, 5)",

@@ -89,7 +89,7 @@ CASES = {
         "torch.stack(outs)",
     ),
     "a checkpoint of other classes": (
-        NET.format("nn.Linear(1, classes)") + "state = Net(4, classes=7).state_dict()",
+        NET.format("nn.Linear(1, classes)") + "state = Net(4, classes=7).state_dict()\ndef step(x):\n    net(x).sum().backward()",
         "net.load_state_dict(state)",
         "",
         "not key.startswith('head.')}, strict=False)",

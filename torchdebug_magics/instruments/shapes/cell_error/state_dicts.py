@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.repair.fix_search import OUR_NAME
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
-from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
@@ -44,7 +44,9 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
     mismatches = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
     more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
     sizes, names = (own[wrong[0]], given[wrong[0]]), ("model", "checkpoint")
-    fixes = _without_head(own, given, wrong, steps) + _fixes(model, given, wrong, frames)
+    fixes = sorted(
+        _without_head(own, given, wrong, steps) + _fixes(model, given, wrong, frames), key=lambda fix: _trains(frames) != bool(fix.changes)
+    )
     return refusal(error, f"{listed(mismatches)}{more}", sizes=sizes, names=names, fixes=fixes)
 
 
@@ -57,14 +59,20 @@ def _without_head(own: Mapping[str, Sizes], given: Mapping[str, Sizes], wrong: l
     if paths != {head} or not head or not has_inputs or frame is None:
         return []
     where = location(frame.f_code.co_filename, line, frame.f_code.co_name)
-    calls = [call for call in nodes(ast.Call, statement_at(tree_of(where.file), line)) if called(call) == "load_state_dict" and call.args]
-    if len(calls) != 1:
+    loads = [call for call in nodes(ast.Call, statement_at(tree_of(where.file), line)) if called(call) == "load_state_dict" and call.args]
+    if len(loads) != 1:
         return []
-    rest = expression(f"{{key: value for key, value in {ast.unparse(calls[0].args[0])}.items() if not key.startswith({head + '.'!r})}}")
-    others = [option for option in calls[0].keywords if option.arg != "strict"]
-    new = ast.Call(calls[0].func, [rest, *calls[0].args[2:]], [*others, ast.keyword("strict", ast.Constant(value=False))])
+    rest = expression(f"{{key: value for key, value in {ast.unparse(loads[0].args[0])}.items() if not key.startswith({head + '.'!r})}}")
+    others = [option for option in loads[0].keywords if option.arg != "strict"]
+    new = ast.Call(loads[0].func, [rest, *loads[0].args[2:]], [*others, ast.keyword("strict", ast.Constant(value=False))])
     why = f"`{head}` begins anew, for the outputs of this model: load the rest"
-    return [Fix(code=ast.unparse(new), verified=True, why=why, changes=exchanging(where, calls[0], new))]
+    return [Fix(code=ast.unparse(new), verified=True, why=why, changes=exchanging(where, loads[0], new))]
+
+
+def _trains(frames: list[FrameType]) -> bool:
+    """Whether the user's code trains: else a model is to be used as it was saved."""
+    files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
+    return any(called(call) == "backward" for file in files for _, call in calls(file))
 
 
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
@@ -128,10 +136,10 @@ def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: l
     old, new = changed[0]
     files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
     name = type(model).__name__
-    calls = {ast.unparse(node): node for node in nodes(ast.Call, *map(tree_of, files)) if dotted(node.func) == name}
-    if len(calls) != 1:
+    made = {ast.unparse(node): node for node in nodes(ast.Call, *map(tree_of, files)) if dotted(node.func) == name}
+    if len(made) != 1:
         return ""
-    call = next(iter(calls.values()))
+    call = next(iter(made.values()))
     numbers = [
         argument
         for argument in (*call.args, *(word.value for word in call.keywords))
