@@ -68,7 +68,7 @@ class AutogradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """What raised nothing may have led to whatever is seen later; a hint explains nothing."""
-        if self.kind == "no_activation":
+        if self.kind in {"no_activation", "miscounted", "compared_scores"}:
             return "remark"
         return "end" if self.raised else "symptom" if self.is_hint else "fault"
 

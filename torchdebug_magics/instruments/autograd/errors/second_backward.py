@@ -186,7 +186,9 @@ def _meant_parameters(module: torch.nn.Module, passed: set[Any]) -> Iterator[tup
         is_alone = statement is not None and len(statement.targets) == 1 and bound.count(f"self.{attribute}") == 1
         if tree is None or statement is None or not is_alone or not isinstance(value, torch.Tensor) or value.grad_fn is None:
             continue
-        if not passed.isdisjoint(upstream([value.grad_fn])):
+        graph = set(upstream([value.grad_fn]))
+        ends = [node.variable for node in graph if hasattr(node, "variable")]
+        if not passed.isdisjoint(graph) and not any(isinstance(end, torch.nn.Parameter) for end in ends):  # else it is for the forward
             home = "nn" if "nn" in read_names(tree) else "torch.nn"
             source = Source(location(file, statement.lineno, "__init__"), tree)
             yield attribute, source.replacing(statement, f"self.{attribute} = {home}.Parameter({ast.unparse(statement.value)})")

@@ -32,13 +32,13 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 Unit: TypeAlias = Literal["samples", "batches", ""]
 """What a sum counts; empty where that is unknown."""
 _SAME = frozenset({"item", "detach", "cpu", "numpy", "float", "double", "int", "data"})
 """What changes no number."""
-_DEEPEST = 4
+_DEEPEST, _HUNDRED = 4, 100
 _WORDS = {"samples": "counts samples", "batches": "adds up one number for each batch"}
 
 
@@ -73,6 +73,11 @@ class _Pass(NamedTuple):
         units = {ast.unparse(node.target): self.unit(node.value) for node in sums if self._innermost(node)}
         return {name: unit for name, unit in units.items() if unit}
 
+    def counts(self) -> set[str]:
+        """Of these, the ones that count samples whatever is said of them: they are divisors."""
+        sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add)]
+        return {ast.unparse(node.target) for node in sums if _counted(node.value) is not None}
+
     def _innermost(self, node: ast.stmt) -> bool:
         return loops_around(tree_of(self.file), node.lineno)[-1] is self.loop
 
@@ -97,8 +102,9 @@ class _Pass(NamedTuple):
         statement = next((node for node in reversed(nodes_in_order(self.loop)) if name in bound_names(node)), None)
         if not isinstance(statement, ast.Assign) or len(targets_of(statement)) != 1:
             return ""
-        is_loss = not self.losses.isdisjoint(range(statement.lineno, (statement.end_lineno or 0) + 1))
-        return "batches" if is_loss else self.unit(statement.value, depth)
+        is_here = not self.losses.isdisjoint(range(statement.lineno, (statement.end_lineno or 0) + 1))
+        is_loss = is_here and isinstance(_bare(statement.value), ast.Call)
+        return "batches" if is_loss else "" if is_here else self.unit(statement.value, depth)
 
     def unit_of_count(self, count: ast.expr, added: Mapping[str, Unit], loaders: Mapping[str, DataLoader[Any]]) -> Unit:
         """What a divisor counts."""
@@ -154,8 +160,8 @@ def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[Auto
     """Sums over loaders that are divided by something else than they count; `sizes`: of the first batch, by the line of each loop."""
     losses: dict[str, set[int]] = {}
     for op in facts.tape.ops:
-        for line in op.calls if is_mean_loss(op) else ():
-            losses.setdefault(line.file, set()).add(line.line)
+        if op.line is not None and is_mean_loss(op):
+            losses.setdefault(op.line.file, set()).add(op.line.line)
     loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
     for line, size in sizes.items():
         around = [node for node in enclosing(tree_of(line.file), line.line) if isinstance(node, (ast.For, *FUNCTIONS))]
@@ -179,31 +185,55 @@ def _looped(over: ast.expr) -> str:
 
 
 def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Iterator[AutogradFinding]:
-    added = seen.added()
+    added, counts = seen.added(), seen.counts()
+    bound: set[str] = set()
     for statement in nodes_in_order(seen.scope):
-        divisions = [(node.left, node.right) for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div)]
-        if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div):
-            divisions.append((statement.target, statement.value))
-        for total, count in divisions if seen.loader and not hasattr(statement, "body") else ():
-            names = names_in(total) & added.keys()
-            unit = added[next(iter(names))] if len(names) == 1 and not any(nodes(ast.Div, total)) else ""
-            by = seen.unit_of_count(count, added, loaders)
+        if statement.lineno < seen.loop.lineno or hasattr(statement, "body"):
+            if isinstance(statement, ast.For) and statement.lineno > (seen.loop.end_lineno or 0):
+                bound |= {ast.unparse(node.target) for node in nodes(ast.AugAssign, statement)}
+            continue
+        for division in _divisions(statement) if seen.loader else ():
+            names = names_in(division.left) & added.keys() - bound
+            unit = added[next(iter(names))] if len(names) == 1 and names_in(division.left) == names and not names & counts else ""
+            by = seen.unit_of_count(division.right, added, loaders)
             if not unit or not by or unit == by:
                 continue
-            where, meant = (
-                location(seen.file, statement.lineno, ""),
-                f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.dataset)",
-            )
+            where = location(seen.file, statement.lineno, "")
+            meant = f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.dataset)"
             yield finding(
                 "miscounted",
-                f"`{names.pop()}` {_WORDS[unit]}, and `{ast.unparse(count)}` counts {by}",
+                f"`{names.pop()}` {_WORDS[unit]}, and `{ast.unparse(division.right)}` counts {by}",
                 where,
                 f"divide by `{meant}`",
-                edits=exchanging(where, count, expression(meant)),
+                edits=_exchanged(where, statement, division, expression(meant)),
                 tensor=seen.loader,
                 explanation="an accuracy counts samples; a loss is the mean of a batch already, unless it is multiplied by its size",
             )
             return
+        if statement.lineno > (seen.loop.end_lineno or 0) and not isinstance(statement, ast.AugAssign):
+            bound |= bound_names(statement)
+
+
+def _divisions(statement: ast.stmt) -> list[ast.BinOp]:
+    """Those of a statement that are no part of a longer quotient or product, save by a hundred; ``a /= b`` as one."""
+    products = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Div, ast.Mult))]
+    longer = [node for node in products if not _is_hundred(node.left) and not _is_hundred(node.right)]
+    inner = {id(side) for node in longer for side in (node.left, node.right)}
+    found = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div) and id(node) not in inner]
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div) and isinstance(statement.target, ast.Name):
+        found.append(ast.BinOp(ast.Name(statement.target.id, ast.Load()), ast.Div(), statement.value))
+    return found
+
+
+def _is_hundred(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == _HUNDRED
+
+
+def _exchanged(where: Location, statement: ast.stmt, division: ast.BinOp, meant: ast.expr) -> tuple[Edit, ...]:
+    """The statement with another divisor in that division alone."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div):
+        return exchanging(where, statement.value, meant)
+    return exchanging(where, division, ast.BinOp(division.left, ast.Div(), meant))
 
 
 def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -219,20 +249,23 @@ def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         compared = _compared(statement)
         if len(names) != 1 or compared is None or math.prod(op.reads[0].shape) != count:
             continue
-        looped = {name for loop in nodes(ast.For, tree) for name in bound_names(loop, *loop.body)}
+        scope = next((node for node in list(enclosing(tree, op.where.line))[::-1] if isinstance(node, FUNCTIONS)), None)
+        local = bound_names(*scope.body) | {argument.arg for argument in nodes(ast.arg, scope.args)} if scope is not None else set[str]()
+        local |= {name for loop in nodes(ast.For, tree) for name in bound_names(loop, *loop.body)}
+        later = [node for node in nodes_in_order(scope or tree) if node.lineno > op.where.line and not hasattr(node, "body")]
+        ends = next((place for place, node in enumerate(later) if bound_names(node) & names), len(later))
         sums: list[ast.stmt] = [*nodes(ast.AugAssign, tree)]
         sums += [node for node in nodes(ast.Assign, tree) if bound_names(node) & names_in(node.value)]
         added = {name for node in sums for name in names_in(node)}
         added |= {name for call in nodes(ast.Call, tree) if called(call) in {"sum", "fsum", "append"} for name in names_in(*call.args)}
-        for later in (node for node in nodes_in_order(tree) if not bound_names(node) & added):
-            divisions = [node for node in nodes(ast.BinOp, later) if isinstance(node.op, ast.Div) and not hasattr(later, "body")]
-            for division in (node for node in divisions if names_in(node.left) == names):
+        for after in (node for node in later[:ends] if not bound_names(node) & added):
+            for division in (node for node in _divisions(after) if names_in(node.left) == names):
                 whole = _counted(division.right)
-                data: Any = None if whole is None or names_in(whole) & looped else value_of(whole, sys._getframe(), values)
+                data: Any = None if whole is None or names_in(whole) & local else value_of(whole, sys._getframe(), values)
                 size = len(data) if hasattr(data, "__len__") and not isinstance(data, DataLoader) else count
                 if size <= count:
                     continue
-                where, meant = location(op.where.file, later.lineno, ""), f"len({compared})"
+                where, meant = location(op.where.file, after.lineno, ""), f"len({compared})"
                 yield finding(
                     "miscounted",
                     f"`{ast.unparse(division.right)}` is {size:,}, and `{min(names)}` counts right answers among {count}",
@@ -266,7 +299,7 @@ def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:
     for statement in seen.loop.body:
         names = bound_names(statement) if isinstance(statement, ast.Assign) and not names_in(statement.value) else set()
         added = {ast.unparse(node.target) for node in sums} & names
-        others = [node for node in seen.loop.body if node is not statement and not isinstance(node, ast.AugAssign)]
+        others = [node for node in seen.loop.body if node is not statement]
         is_read_inside = any(added & {part.id for part in nodes(ast.Name, node) if isinstance(part.ctx, ast.Load)} for node in others)
         tree = tree_of(seen.file)
         if not added or is_read_inside or not any(_is_read_first(name, after) for name in added) or tree is None:
@@ -274,7 +307,8 @@ def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:
         source = Source(location(seen.file, statement.lineno, ""), tree)
         yield finding(
             "miscounted",
-            f"{listed([f'`{name}`' for name in sorted(added)])} begin anew with each batch: what is read after the loop is the last one",
+            f"{listed([f'`{name}`' for name in sorted(added)])} {'begins' if len(added) == 1 else 'begin'} anew with each batch: "
+            "what is read after the loop is the last one",
             source.where,
             fix=f"move `{source.text(statement)}` above the loop",
             edits=(source.before(seen.loop, source.text(statement)), source.replacing(statement, "")) if source.is_alone(statement) else (),

@@ -17,19 +17,27 @@ from torchdebug_magics.report import Edit
 _DIFFERENCES = frozenset({"sub", "rsub"})
 _SCALED = frozenset({"sub", "rsub", "neg", "div", "mul", "view", "reshape", "squeeze", "unsqueeze", "select", "stack", "cat", "clone"})
 """What an advantage goes through between the difference that it is, and the term that it weights."""
-_LOGARITHMS = frozenset({"log", "_log_softmax", "logsumexp", "log_sigmoid_forward"})
+_LOGARITHMS = frozenset({"log", "_log_softmax", "logsumexp"})
+_CHOICES = frozenset({"gather", "index", "nll_loss_forward"})
+"""What takes the logarithm of the action that was drawn."""
 
 
 def driven_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """An advantage that keeps its graph where it weights the logarithm of a probability, as in a policy gradient."""
     fitted = {use.memory for op in facts.tape.ops if op.name in DISTANCES and op.is_forward for use in op.reads if use.requires_grad}
+    logarithms, chosen = set[int](), set[int]()
+    for op in facts.tape.ops:
+        parents = {maker.index for maker in op.parents}
+        if op.name in _LOGARITHMS or parents & logarithms:
+            logarithms.add(op.index)
+        if op.name in _CHOICES or parents & chosen:
+            chosen.add(op.index)
     for op in facts.tape.ops:
         if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or not all(use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
             continue
         for (use, factor), (_, weighted) in itertools.permutations(op.sources):
-            difference = _difference(facts, factor, fitted)
-            way = [] if difference is None else list(walk([weighted], lambda op: op.parents))
-            if difference is None or difference in way or not any(each.name in _LOGARITHMS for each in way):
+            difference = _difference(facts, factor, fitted) if weighted.index in logarithms & chosen else None
+            if difference is None or difference in walk([weighted], lambda op: op.parents):
                 continue
             name, edits = _detached(op, use)
             yield finding(
@@ -48,13 +56,19 @@ def driven_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def _difference(facts: TrainingFacts, factor: RecordedOp, fitted: set[int]) -> RecordedOp | None:
     """The difference of a target and a value that another term of the loss fits to it, of which a factor was made."""
-    for op in walk([factor], lambda op: op.parents if op.name in _SCALED and op.name not in _DIFFERENCES else ()):
+    for op in walk([factor], _before):
         own = [use for use in op.reads if use.requires_grad]
         if op.name in _DIFFERENCES and len(own) == 1:
             is_squared = any(later.name == "pow" for later in facts.consumers.get(op.index, ()))
             if is_squared or own[0].memory in fitted:
                 return op
     return None
+
+
+def _before(op: RecordedOp) -> list[RecordedOp]:
+    """What an advantage was before it was scaled; nothing where it met something else that is trained."""
+    makers = [maker for use, maker in op.sources if use.requires_grad]
+    return makers if op.name in _SCALED and op.name not in _DIFFERENCES and len(makers) == 1 else []
 
 
 def _detached(product: RecordedOp, use: Use) -> tuple[str, tuple[Edit, ...]]:

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
 from torchdebug_magics.probing.source.edited_source import Source, statements
-from torchdebug_magics.probing.source.syntax import expression, last_name, method, tree_of
+from torchdebug_magics.probing.source.syntax import called, expression, last_name, loops_around, method, nodes, tree_of
 from torchdebug_magics.report import Location
 
 
@@ -102,7 +102,7 @@ def frozen_in_vain(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters without `requires_grad` that still have a gradient: an optimizer goes on moving them, by momentum or weight decay."""
-    moved = facts.watched.moved
+    moved = facts.watched.moved & facts.reached  # not by a gradient that the user's code gives
     if not moved:
         return
     parameters = [parameter for parameter in facts.parameters.values() if id(parameter) in moved]
@@ -110,10 +110,12 @@ def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     for where, statement in statements(files[0]) if files else ():
         match statement:
-            case ast.Assign([ast.Attribute(holder, "requires_grad")]):
+            case ast.Assign([ast.Attribute(holder, "requires_grad")], value) if ast.unparse(value) != "True":
                 new = f"{ast.unparse(holder)}.grad = None"
             case ast.Expr(ast.Call(ast.Attribute(holder, "requires_grad_"), [ast.Constant(False)])):
-                new = f"{ast.unparse(holder)}.zero_grad()"
+                loops = [loop.iter for loop in loops_around(tree_of(where.file), where.line) if isinstance(loop, ast.For)]
+                is_one = any("parameters" in called(part) for loop in loops for part in nodes(ast.Call, loop))
+                new = f"{ast.unparse(holder)}.grad = None" if is_one else f"{ast.unparse(holder)}.zero_grad()"
             case _:
                 continue
         source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None

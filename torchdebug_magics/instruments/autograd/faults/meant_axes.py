@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from torchdebug_magics.format import shape
@@ -103,6 +104,8 @@ def _is_parameter(use: Use, product: RecordedOp) -> bool:
 def _products_of(facts: TrainingFacts, softmax: RecordedOp) -> Iterator[tuple[RecordedOp, int]]:
     """(the product, whether they are its first or second factor) that the weights go into, as they are."""
     sizes, passed = softmax.makes[0].shape[-2:], {softmax.index}
+    if any(op.name == "sum" for op in facts.consumers.get(softmax.index, ())):
+        return  # by which they are normed once more
     for op in walk([softmax], lambda op: facts.consumers.get(op.index, ()) if op.index in passed else ()):
         if op.name in _ELEMENTWISE and not (op.name == "div" and len(op.reads) > 1):  # which norms them by their own sums
             passed.add(op.index)
@@ -134,14 +137,17 @@ def with_dim(call: ast.Call, dim: int) -> ast.Call:
 
 def other_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """The place of the largest score over another dimension than that which the loss takes for the classes."""
-    classes = {op.reads[0].memory: int(op.number) for op in facts.tape.ops if op.name in _NORMED and op.number is not None}
-    classes |= {op.makes[0].memory: int(op.number) for op in facts.tape.ops if op.name in _NORMED and op.number is not None}
+    classes: dict[tuple[int, tuple[int, ...]], set[int]] = defaultdict(set)
+    for op in facts.tape.ops:
+        if op.name in _NORMED and op.number is not None:
+            for use in (*op.reads[:1], *op.makes[:1]):  # of another shape, it is another view of the same numbers
+                classes[use.memory, use.shape].add(int(op.number) % len(use.shape))
     for op in facts.tape.ops:
         scores = op.reads[0] if op.name in {"argmax", "max"} and op.reads and op.number is not None else None
-        if scores is None or scores.memory not in classes or len(scores.shape) < 2:  # noqa: PLR2004 - samples and classes
+        known = set[int]() if scores is None else classes.get((scores.memory, scores.shape), set())
+        if scores is None or len(known) != 1 or len(set(scores.shape)) < len(scores.shape):
             continue
-        count = len(scores.shape)
-        asked, meant = int(op.number or 0) % count, classes[scores.memory] % count
+        asked, meant = int(op.number or 0) % len(scores.shape), next(iter(known))
         statement = statement_at(op.where)
         calls_here = [call for call in nodes(ast.Call, statement) if called(call) == op.name]
         calls_here = [call for call in calls_here if op.name == "argmax" or _takes_places(statement, call)]

@@ -63,8 +63,10 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
-        elif op.name in _OF_PROBABILITIES and op.target_span is not None and not 0 <= op.target_span[0] <= op.target_span[1] <= 1:
-            yield _of_other_targets(op, op.target_span)
+        elif is_reduced and op.name in _OF_PROBABILITIES and len(op.reads) == 2 and _are_counts(op.target_span):  # noqa: PLR2004 - no weight
+            yield _of_other_targets(op, op.target_span or (0, _BYTE))
+        elif op.name in DISTANCES and op.target_span is not None and max(map(abs, op.target_span)) > 1 + _NOISE and (cell := _cell(op)):
+            yield _of_a_cell(op, cell, op.target_span)
         elif is_reduced and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
             yield _of_distance(op, maker, op.target_span)
         else:
@@ -217,6 +219,11 @@ def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -
     )
 
 
+def _are_counts(span: tuple[float, float] | None) -> bool:
+    """Whether targets are far from probabilities; below 0, they mostly stand for what is left out."""
+    return span is not None and span[0] >= 0 and span[1] >= 2  # noqa: PLR2004 - noise around 1 is less
+
+
 def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
     """Targets of a binary cross entropy that are no probabilities: masks as pictures store them, or -1 and 1."""
     names, (low, high) = _UNEQUAL[op.name], span
@@ -231,6 +238,24 @@ def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFind
         edits=() if target is None else exchanging(op.where, target, expression(form.format(as_atom(target)))),
         op=op,
         explanation="beyond these, the loss has no least value: it falls below 0, and goes on falling",
+    )
+
+
+def _cell(op: RecordedOp) -> RecordedOp | None:
+    """The recurrent layer whose output a loss receives as it is."""
+    maker = _before_views(next(iter(op.parents), None))
+    return maker if maker is not None and maker.module_type in {"LSTM", "GRU", "RNN"} else None
+
+
+def _of_a_cell(op: RecordedOp, cell: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
+    return finding(
+        "loss_input",
+        f"the targets go from {number(span[0])} to {number(span[1])}, and `{cell.module}` gives numbers from -1 to 1",
+        cell.where,
+        f"put a linear layer between the {cell.module_type} and the loss",
+        op=cell,
+        saved_at=op.where,
+        explanation="the state of a recurrent layer is a product of a sigmoid and a tanh, and can reach no target that lies outside",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import islice
 
@@ -20,6 +21,8 @@ from torchdebug_magics.report import Edit, Location
 
 _DROPS = frozenset({"native_dropout", "bernoulli_"})
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+_SAMPLER = re.compile(r"MC|Monte|Bayes", re.IGNORECASE)
+"""In the name of a class that draws predictions on purpose."""
 _FEWEST_INPUTS = 3
 """Of a model that is called in a loop, and has hardly more than two in one call."""
 _SCALE = 20.0
@@ -59,7 +62,9 @@ def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if op.name not in _DROPS or op.training or not op.root or op.in_backward or op.line is None:
             continue
         scopes = [node for node in enclosing(tree_of(op.line.file), op.line.line) if isinstance(node, ast.FunctionDef)]
-        is_method = bool(scopes) and [argument.arg for argument in scopes[-1].args.args[:1]] == ["self"]
+        classes = [node.name for node in enclosing(tree_of(op.line.file), op.line.line) if isinstance(node, ast.ClassDef)]
+        is_sampler = any(_SAMPLER.search(name) for name in classes)
+        is_method = bool(scopes) and not is_sampler and [argument.arg for argument in scopes[-1].args.args[:1]] == ["self"]
         for call in nodes(ast.Call, statement_at(op.where)):
             if is_method and (switched := _switched(call)) is not None:
                 yield finding(
@@ -70,6 +75,7 @@ def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     fix=f"`{ast.unparse(switched)}`",
                     op=op,
                     explanation="`eval()` switches the modules of a model, and no function that is called without `self.training`",
+                    is_hint=True,
                 )
                 return
 
@@ -85,9 +91,14 @@ def _switched(call: ast.Call) -> ast.Call | None:
         given = ast.IfExp(of_mode, share, ast.Constant(0.0))
         others = [option if option.arg != "dropout_p" else ast.keyword("dropout_p", given) for option in call.keywords]
         return ast.Call(call.func, call.args, others)
-    if isinstance(call.func, ast.Call) and called(call.func) in {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d"}:  # made in the forward
+    made = call.func.func if isinstance(call.func, ast.Call) else None
+    if isinstance(call.func, ast.Call) and isinstance(made, ast.Attribute) and made.attr.lower() in _DROPOUTS:  # made in the forward
         shares = [*call.func.args, *(option.value for option in call.func.keywords if option.arg == "p")] or [ast.Constant(0.5)]
-        return ast.Call(expression("nn.functional.dropout"), [*call.args, shares[0]], [ast.keyword("training", of_mode)])
+        return ast.Call(
+            expression(f"{ast.unparse(made.value)}.functional.{made.attr.lower()}"),
+            [*call.args, shares[0]],
+            [ast.keyword("training", of_mode)],
+        )
     return None
 
 

@@ -35,7 +35,9 @@ def overwritten_inputs(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             if any(use.memory == memory for use in last.makes):
                 continue  # it is what the module returns
             root = next((root for root in facts.roots if id(root) == writer.root), None)
-            made = None if root is None else constructor_call(writer.module, dict(root.named_modules()).get)
+            parts = {} if root is None else dict(root.named_modules())
+            is_torchs = type(parts.get(writer.module)).__module__.startswith("torch.nn")
+            made = constructor_call(writer.module, parts.get) if is_torchs else None
             yield finding(
                 "overwritten_input",
                 f"`{writer.module}` overwrites in place what `{child}` is given, and this line reads it afterwards",

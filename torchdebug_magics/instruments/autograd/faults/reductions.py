@@ -13,7 +13,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, last_name, nodes
+from torchdebug_magics.probing.source.syntax import called, expression, last_name, nodes
 from torchdebug_magics.report import Edit, Location
 
 _REDUCTIONS = frozenset({"sum", "mean"})
@@ -34,6 +34,7 @@ _LOSSES = {
 _OF_MEAN = (None, 1)
 """What stands for that among the arguments of the op: the default, which is left out."""
 _LEAST_WEIGHT = 0.1
+_OF_DIVERGENCE = frozenset({"sum", "add", "sub", "rsub", "mul", "neg", "pow", "exp", "div"})
 _LEAST_SUM = 2
 """The factor of a sum beside a mean, and that by the samples: what is less is to bring both to one scale."""
 
@@ -107,26 +108,24 @@ def weighted_by_itself(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A loss of two terms of which one is the mean over a batch, and the other one the sum."""
+    """A loss of two terms of which one is the mean over all elements, and the other one a sum over a batch, or over each sample."""
     for seen in facts.course.backwards:
         root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
         terms = list(_weighted_terms(root)) if root is not None else []
-        means = [op for op, _ in terms if op.name == "mean" or is_mean_loss(op)]
-        sums = [op for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_of_data(op)]
-        for mean, total in itertools.product(means, sums):
+        means = [op for op, _ in terms if (op.name == "mean" and len(op.reads[0].shape) > 1) or is_mean_loss(op)]
+        sums = [(op, op) for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_divergence(op)]
+        sums += [(op, each) for op, factor in terms if op.name == "mean" and abs(factor) >= _LEAST_WEIGHT and (each := _of_each(op))]
+        for mean, (term, total) in itertools.product(means, sums):
             whole, added = mean.reads[0].shape, total.reads[0].shape
             if min(len(whole), len(added)) < 2 or whole[0] != added[0]:  # noqa: PLR2004 - samples of several numbers
                 continue
             what = _LOSSES.get(mean.name, (mean.name,))[0]
-            made = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
-            is_plain = mean.name == "mean" and len(made) == 1 and len(made[0][1].args) + len(made[0][1].keywords) <= 1
-            summed = exchanging(mean.where, made[0][1], _as_sum(made[0][1])) if is_plain else ()
             yield finding(
                 "unlike_reductions",
-                f"`{what}` is the mean over {shape(whole)}, and added to a sum over {shape(added)}",
+                f"`{what}` is the mean over {shape(whole)}, beside a sum over {'each of ' if term is not total else ''}{shape(added)}",
                 mean.where,
-                "reduce both in the same way: `sum` here, or a mean there",
-                edits=_with_option(_calls_of(mean), "reduction", "sum") if mean.name in _LOSSES else summed,
+                "reduce both in the same way: sum the first one over each sample, too, or take a mean there",
+                edits=_summed(mean, is_mean_of_samples=term is not total),
                 op=what,
                 saved_at=total.where if total.where != mean.where else None,
                 module=mean.module,
@@ -134,6 +133,31 @@ def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 is_hint=True,
             )
             return
+
+
+def _of_each(mean: RecordedOp) -> RecordedOp | None:
+    """The sum over each sample of which a term is the mean, as of a divergence by its latent dimensions."""
+    sizes, op = mean.reads[0].shape, mean
+    while (
+        len(sizes) == 1 and op.name in _LINEAR | {"mean"} and len(parts := [maker for use, maker in op.sources if use.requires_grad]) == 1
+    ):
+        (op,) = parts
+        if op.name == "sum":
+            return op if op.reads[0].shape[:1] == sizes and len(op.reads[0].shape) > 1 and _is_divergence(op) else None
+    return None
+
+
+def _summed(mean: RecordedOp, *, is_mean_of_samples: bool) -> tuple[Edit, ...]:
+    """The mean as a sum; divided by the number of samples where the other term is."""
+    plain = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
+    made = _calls_of(mean) if mean.name in _LOSSES else [pair for pair in plain if len(pair[1].args) + len(pair[1].keywords) <= 1]
+    if len(made) != 1:
+        return ()
+    where, call = made[0]
+    new: ast.expr = with_option(call, "reduction", "sum") if mean.name in _LOSSES else _as_sum(call)
+    if is_mean_of_samples and (not call.args or not isinstance(call.args[0], ast.Name)):
+        return ()  # a module, which is made elsewhere, or an expression
+    return exchanging(where, call, expression(f"{ast.unparse(new)} / len({ast.unparse(call.args[0])})") if is_mean_of_samples else new)
 
 
 def is_mean_loss(op: RecordedOp) -> bool:
@@ -156,8 +180,8 @@ def _weighted_terms(root: RecordedOp) -> Iterator[tuple[RecordedOp, float]]:
         if is_number and op.name in {"add", "sub", "neg", "rsub"}:
             todo += [(part, factor) for part in parts]
         elif is_number and op.name in {"mul", "div"} and len(parts) == 1 and not op.reads[0].shape:
-            number = math.nan if op.number is None or not op.number else op.number
-            todo.append((parts[0], factor * number if op.name == "mul" else factor / number))
+            number = math.nan if op.number is None else op.number
+            todo.append((parts[0], factor * number if op.name == "mul" else 0.0))  # divided, as by the number of samples
         else:
             yield op, factor
 
@@ -168,9 +192,12 @@ def _is_whole(total: RecordedOp, factor: float) -> bool:
     return not total.makes[0].shape and abs(factor) >= _LEAST_WEIGHT and abs(factor) * batch >= _LEAST_SUM
 
 
-def _is_of_data(op: RecordedOp) -> bool:
-    """Whether it was computed of more than parameters, as a penalty of the weights is not."""
-    return any(use.shape and not use.requires_grad for each in walk([op], lambda op: op.parents) for use in each.reads)
+def _is_divergence(total: RecordedOp) -> bool:
+    """Whether what is added up is that of two normal distributions, which has an exponential beside a square, and was not divided."""
+    whole = total.reads[0].shape
+    way = list(walk([total], lambda op: [maker for use, maker in op.sources if use.shape == whole and maker.name in _OF_DIVERGENCE]))
+    names = {op.name for op in way}
+    return "exp" in names and bool(names & {"pow", "mul"}) and "div" not in names
 
 
 def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -227,7 +254,15 @@ def _calls_of(loss: RecordedOp) -> list[tuple[Location | None, ast.Call]]:
     """Where a loss is called, or its module made, which takes ``reduction``."""
     where, names = loss.where, _LOSSES[loss.name]
     here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
-    return here or [(at, call) for at, call in calls("" if where is None else where.file) if called(call) in names]
+    file = "" if where is None else where.file
+    made = here or [(at, call) for at, call in calls(file) if called(call) in names]
+    is_module = bool(made) and made[0][0] != where
+    uses = [call for _, call in calls(file) if is_module and last_name(call.func) in {last_name(node.func) for node in _called_at(where)}]
+    return made if len(uses) <= 1 else []  # a module that others call as well is to stay as it is
+
+
+def _called_at(where: Location | None) -> list[ast.Call]:
+    return list(nodes(ast.Call, statement_at(where)))
 
 
 def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:

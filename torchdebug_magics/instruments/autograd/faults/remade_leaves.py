@@ -15,11 +15,13 @@ from torchdebug_magics.instruments.autograd.source_readings import finding, stat
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, cells, statements
+from torchdebug_magics.probing.source.edited_source import Source, calls, cells, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
     called,
     covers,
+    enclosing,
     exchanged,
     expression,
     last_name,
@@ -32,6 +34,7 @@ from torchdebug_magics.probing.source.syntax import (
 from torchdebug_magics.report import Edit
 
 _FEWEST_PASSES = 3
+_KEEPS = frozenset({"retain_grad", "requires_grad_", "register_hook"})
 
 
 def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -77,6 +80,13 @@ def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.retains_grad:
                 continue
             name, last = ast.unparse(node.value), last_name(node.value)
+            in_function = any(isinstance(scope, FUNCTIONS) for scope in enclosing(tree_of(where.file), where.line))
+            if in_function or any(called(call) in _KEEPS and last_name(_owner(call)) == last for _, call in calls(where.file)):
+                continue
+            loop = next(iter(loops_around(tree_of(where.file), where.line)), None)
+            later = [at for at, each in statements(where.file) if name in map(ast.unparse, targets_of(each)) and at.file == where.file]
+            if any(at.line > where.line or (loop is not None and covers(loop, at.line)) for at in later):
+                continue  # what is held now is not what was read
             bound = [(at, each, target) for at, each in statements(where.file) for target in targets_of(each) if last_name(target) == last]
             # Of a module's attribute, the statement in its class.
             made = [(at, each, target) for at, each, target in bound if type(target) is type(node.value)]
@@ -94,6 +104,10 @@ def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 is_hint=True,
             )
             return
+
+
+def _owner(call: ast.Call) -> ast.expr:
+    return call.func.value if isinstance(call.func, ast.Attribute) else call
 
 
 def _maker(op: RecordedOp) -> Line | None:

@@ -133,13 +133,20 @@ class WorkersItems:
             return
         with modes_aside(), torch.no_grad():
             columns = [each.detach().flatten(1)[:, :_MOST_NUMBERS] if each.dim() > 1 else each.detach().unsqueeze(1) for each in tensors]
-            parts = [column.contiguous().view(torch.uint8).numpy() for column in columns if column.numel()]
+            parts = [column.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy() for column in columns if column.numel()]
         counts.update(hash(tuple(part.tobytes() for part in row)) for row in zip(*parts, strict=True))
 
     def finding(self, iterator: Any, line: Line | None) -> AutogradFinding | None:
         """The loader has come to its end."""
         counts, workers = self._counts.pop(iterator, Counter()), iterator._num_workers
-        if line is None or not _FEWEST_ITEMS <= len(counts) < _MOST_SAMPLES or any(count % workers for count in counts.values()):
+        code = getattr(type(iterator._dataset).__iter__, "__code__", None)
+        is_divided = code is None or "get_worker_info" in code.co_names or iterator._worker_init_fn is not None
+        if (
+            line is None
+            or is_divided
+            or not _FEWEST_ITEMS <= len(counts) < _MOST_SAMPLES
+            or any(count % workers for count in counts.values())
+        ):
             return None
         data = type(iterator._dataset).__name__
         variables = {name for name, value in user_names(sys._getframe()) if value is iterator._dataset}

@@ -239,10 +239,14 @@ def _is_made_by(op: RecordedOp, name: str) -> bool:
 
 
 def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A sample that is drawn by what a model has computed: its derivative is 0, whatever comes after it."""
+    """A sample that is drawn by what a model has computed, and that alone leads from it to the loss: its derivative is 0."""
+    reached = frozenset[int]().union(*(seen.ops for seen in facts.course.backwards))
+    moved = frozenset[int]().union(*(step.nonzero for step in facts.course.steps))
     for op in facts.tape.ops:
-        if op.name not in _SAMPLES or not op.is_forward or not (op.grad_enabled and any(use.requires_grad for use in op.reads)):
+        if op.name not in _SAMPLES or not op.is_forward or not op.grad_enabled or op.index not in reached:
             continue
+        if not (leaves := _leaves(op)) or leaves & moved or not leaves & facts.updated:
+            continue  # they are trained by another way: by the logarithm of a probability, or as if nothing had been drawn
         drawn, edits = _with_noise(op)
         yield finding(
             "no_gradient",

@@ -22,6 +22,7 @@ from torchdebug_magics.instruments.shapes.repair.source import Caller, EditSite
 from torchdebug_magics.instruments.shapes.repair.trial import Trials
 from torchdebug_magics.instruments.shapes.report import Fix
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
+from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.call_sites import constructor_call, function_node, part_made
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
@@ -239,7 +240,7 @@ def _where_made(repair: Repair, code: str, facts: FailureFacts, caller: Caller |
 def _call_of(path: str, facts: FailureFacts, caller: Caller | None) -> tuple[Location, ast.Call] | None:
     """(the statement, the call in it) that makes a module."""
     if (known := constructor_call(path, facts.modules.get)) is not None:
-        return known
+        return known if _is_alike_in_others(path, facts) else None
     call = caller.site.expression if caller is not None else None
     if caller is not None and isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
         file, name, names = caller.site.code.co_filename, call.func.id, path.split(".")
@@ -251,6 +252,26 @@ def _call_of(path: str, facts: FailureFacts, caller: Caller | None) -> tuple[Loc
     where, whole = next(iter(made_as(file, name)), (None, None))
     part = None if whole is None else part_made(whole, names)
     return (where, part) if where is not None and isinstance(part, ast.Call) else None
+
+
+def _is_alike_in_others(path: str, facts: FailureFacts) -> bool:
+    """Whether each other instance of the class whose constructor makes a part has the same part: an edit there changes them all."""
+    names = path.split(".")
+    holders = [(".".join(names[:at]), ".".join(names[at:])) for at in reversed(range(len(names)))]
+    kinds: list[Any] = [type(facts.modules.get(holder)) for holder, _ in holders]
+    codes = [getattr(kind.__init__, "__code__", None) for kind in kinds]
+    holder, inner = next((pair for pair, code in zip(holders, codes, strict=True) if code is not None and is_user_code(code)), ("", path))
+    whole = facts.modules.get(holder)
+    others = [module for module in live_modules() if type(module) is type(whole) and module is not whole] if whole is not None else []
+    own = repr(whole.get_submodule(inner)) if whole is not None else ""
+    return all(repr(part) == own for module in others if (part := _part(module, inner)) is not None)
+
+
+def _part(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _where_it_ran(repair: Repair, code: str) -> tuple[Edit, ...]:
