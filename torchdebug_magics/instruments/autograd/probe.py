@@ -39,6 +39,8 @@ steps of a small model."""
 _MOST_OPS = 60_000
 _PASSES_OF_A_STEP = 4
 """Backward passes that count as a step where no optimizer makes any: gradients may be accumulated."""
+_MOST_EVALUATIONS = 3
+"""That are recorded of a model in training mode: one may be followed by `eval()`, and what comes again and again is known then."""
 _KEPT_STEPS = 4
 _CREATE_GRAPH = 4
 """Its place among the arguments of ``torch.autograd.grad``."""
@@ -64,7 +66,7 @@ class AutogradProbe:
         self._evaluations = ExitStack()
         """The hooks on the models that train, while nothing is recorded."""
         self._hooked: list[weakref.ref[torch.nn.Module]] = []
-        self._sees_evaluation = False
+        self._sees_evaluation, self._evaluated_count = False, 0
 
     def attach(self, stack: ExitStack) -> None:
         """Record ops, and follow backward passes, updates and gradients set to zero."""
@@ -215,9 +217,10 @@ class AutogradProbe:
         """A model that trains is called without gradients or in eval mode: the first such call is recorded, and each in training mode."""
         has_graph = torch.is_grad_enabled()
         calls, key = self._recorder.root_calls, (id(module), has_graph, module.training)
-        is_news = not (has_graph and module.training) and (key not in calls or (module.training and calls[key].modes))
+        is_suspect = key in calls and module.training and bool(calls[key].modes) and self._evaluated_count < _MOST_EVALUATIONS
+        is_news = not (has_graph and module.training) and (key not in calls or is_suspect)
         if is_news and not is_being_compiled() and not self._depth and not self._recorder.is_on:
-            self._sees_evaluation = True
+            self._sees_evaluation, self._evaluated_count = True, self._evaluated_count + 1
             self._guard.run("the look at an evaluation", self._recorder.on, [module])
 
     def _around_zero(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> Any:

@@ -239,8 +239,8 @@ def _exchanged(where: Location, statement: ast.stmt, division: ast.BinOp, meant:
 def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Right answers that are divided by the size of something else than what was compared, as of the whole data."""
     values = dict(user_names(sys._getframe()))
-    for op in facts.tape.ops:
-        tree = None if op.where is None or op.name != "eq" else tree_of(op.where.file)
+    for op in {(op.line, op.reads[0].shape[:1]): op for op in facts.tape.ops if op.name == "eq"}.values():
+        tree = None if op.where is None else tree_of(op.where.file)
         if op.where is None or tree is None or not op.reads[0].shape:
             continue
         statement, count = Source(op.where, tree).statement, op.reads[0].shape[0]

@@ -133,5 +133,7 @@ def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 def call_line(op: RecordedOp) -> Location | None:
-    """The user's line outside the model: the outermost call that is not a `forward`."""
-    return next((line.location for line in op.calls if line.function != "forward"), op.where)
+    """The user's line outside the model: the call that the outermost `forward` of those around the op was made by."""
+    inside = [place for place, line in enumerate(op.calls) if line.function == "forward"]
+    outer = op.calls[inside[-1] + 1 :] if inside else op.calls
+    return outer[0].location if outer else op.where

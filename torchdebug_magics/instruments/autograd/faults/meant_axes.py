@@ -13,6 +13,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, tree_of
 from torchdebug_magics.report import Edit, Location
@@ -239,14 +240,18 @@ def _thresholded(op: RecordedOp, statement: ast.stmt | None, call: ast.Call, thr
 
 def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """``x + table[:, x.shape[1]]``, which selects a single row by the number of steps, and gives that to all of them."""
+    parts: dict[Line | None, list[tuple[ast.Subscript, ast.Subscript]]] = {}
     for op in facts.tape.ops:
         if op.name != "select" or not op.is_forward or not op.makes:
             continue
-        for part in nodes(ast.Subscript, statement_at(op.where)):
-            sliced = _sliced(part, statement_at(op.where))
-            joined = next((later for later in facts.consumers.get(op.index, ()) if later.name in _JOINS), None) if sliced else None
-            if sliced is None or joined is None or max(len(use.shape) for use in joined.reads) < len(op.reads[0].shape):
-                continue
+        joined = next((later for later in facts.consumers.get(op.index, ()) if later.name in _JOINS), None)
+        if joined is None or max(len(use.shape) for use in joined.reads) < len(op.reads[0].shape):
+            continue
+        if op.line not in parts:
+            statement = statement_at(op.where)
+            pairs = [(part, _sliced(part, statement)) for part in nodes(ast.Subscript, statement)]
+            parts[op.line] = [(part, sliced) for part, sliced in pairs if sliced is not None]
+        for part, sliced in parts[op.line]:
             index = ast.unparse(part)
             yield finding(
                 "one_row",

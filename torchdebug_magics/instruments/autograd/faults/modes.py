@@ -58,8 +58,9 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
 
 def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Dropout that evaluation mode does not switch off, as that of a function which is not told of the mode."""
-    for op in facts.tape.ops:
-        if op.name not in _DROPS or op.training or not op.root or op.in_backward or op.line is None:
+    drops = [op for op in facts.tape.ops if op.name in _DROPS and not op.training and op.root and not op.in_backward]
+    for op in {op.line: op for op in drops}.values():
+        if op.line is None:
             continue
         scopes = [node for node in enclosing(tree_of(op.line.file), op.line.line) if isinstance(node, ast.FunctionDef)]
         classes = [node.name for node in enclosing(tree_of(op.line.file), op.line.line) if isinstance(node, ast.ClassDef)]
