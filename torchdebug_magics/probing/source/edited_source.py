@@ -25,7 +25,6 @@ from torchdebug_magics.probing.source.syntax import (
     parsed,
     read_names,
     root_of,
-    statement_at,
     targets_of,
     tree_of,
 )
@@ -179,9 +178,10 @@ def calls(file: str) -> Iterator[tuple[Location, ast.Call]]:
 
 def made_as(file: str, name: str, kind: str = "") -> list[tuple[Location, ast.Call]]:
     """Where an object is made: the last call for its name; of a known class, any call of the class, if it is the only one."""
-    made = [(where, call) for where, call in calls(file) if not kind or called(call) == kind]
-    named = [(where, call) for where, call in made if name in map(last_name, targets_of(statement_at(tree_of(where.file), where.line)))]
-    return named[:1] or (made if len(made) == 1 and kind else [])
+    made = [(where, statement, call) for where, statement in statements(file) for call in nodes(ast.Call, statement)]
+    made = [each for each in made if not kind or called(each[2]) == kind]
+    named = [(where, call) for where, statement, call in made if name in map(last_name, targets_of(statement))]
+    return named[:1] or ([(made[0][0], made[0][2])] if len(made) == 1 and kind else [])
 
 
 def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit, ...]]:
