@@ -239,11 +239,10 @@ def _is_made_by(op: RecordedOp, name: str) -> bool:
 
 
 def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A sample that is drawn by what a model has computed, and that alone leads from it to the loss: its derivative is 0."""
-    reached = frozenset[int]().union(*(seen.ops for seen in facts.course.backwards))
+    """A sample that is drawn by what a model has computed, where nothing else trains that: its derivative is 0."""
     moved = frozenset[int]().union(*(step.nonzero for step in facts.course.steps))
     for op in facts.tape.ops:
-        if op.name not in _SAMPLES or not op.is_forward or not op.grad_enabled or op.index not in reached:
+        if op.name not in _SAMPLES or not op.is_forward or not op.grad_enabled or not facts.course.backwards:
             continue
         if not (leaves := _leaves(op)) or leaves & moved or not leaves & facts.updated:
             continue  # they are trained by another way: by the logarithm of a probability, or as if nothing had been drawn
