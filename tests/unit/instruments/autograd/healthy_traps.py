@@ -525,4 +525,98 @@ for number, (x, y) in enumerate(loader):
 print(total / len(loader), summed / len(loader.dataset), right / len(data), shares / len(loader), summed / count)
 """,
     ),
+    Program(
+        "scores that are read by rows and by columns, as other views of one memory, and the shares of two sets by one name",
+        """\
+model, text = nn.Linear(6, 5), nn.Linear(6, 5)
+opt = torch.optim.SGD([*model.parameters(), *text.parameters()], lr=0.1)
+x, y, other = torch.randn(8, 4, 6), torch.randint(5, (8, 4)), torch.randint(5, (40, 4))
+
+def accuracy(logits, y):
+    correct = (logits.argmax(-1) == y).sum().item()
+    return correct / y.numel()
+
+for step in range(4):
+    logits = model(x)
+    pairs = model(x[:, 0]) @ text(x[:, 1]).t()
+    classes = torch.arange(8)
+    loss = F.cross_entropy(logits.view(-1, 5), y.view(-1)) + F.cross_entropy(pairs, classes) + F.cross_entropy(pairs.t(), classes)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    share = accuracy(logits, y)
+    by_text = (pairs.argmax(0) == classes).float().mean()
+correct = (model(x).argmax(-1)[:, 0] == y[:, 0]).sum().item()
+trained = correct / len(y)
+correct = (model(x[:4]).argmax(-1)[:, 0] == y[:4, 0]).sum().item()
+tested = correct / len(y[:4])
+""",
+    ),
+    Program(
+        "distillation by the mean of a batch, an L1 term that is divided, and quotients of quotients",
+        """\
+data = torch.utils.data.TensorDataset(torch.randn(32, 6), torch.randint(3, (32,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+student, teacher = nn.Linear(6, 3), nn.Linear(6, 3)
+opt = torch.optim.SGD(student.parameters(), lr=0.1)
+correct = total = seen = 0
+for x, y in loader:
+    out = student(x)
+    with torch.no_grad():
+        likely = (teacher(x) / 4).softmax(1)
+    soft = F.kl_div((out / 4).log_softmax(1), likely, reduction="batchmean")
+    boxes = 5 * (out[:, :2] - x[:, :2]).abs().sum() / len(x)
+    batch_loss = F.cross_entropy(out, y).item() * x.size(0)
+    loss = F.cross_entropy(out, y) + 16 * soft + boxes
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    correct += (out.argmax(1) == y).sum().item()
+    total += batch_loss
+    seen += len(x)
+print(correct / len(loader) / 8, total / len(loader.dataset), seen / len(loader))
+""",
+    ),
+    Program(
+        "a policy of coins, labels with noise, coins that are drawn straight through, and an attack by the gradient of the input",
+        """\
+policy, critic, straight = nn.Linear(4, 2), nn.Linear(4, 1), nn.Linear(4, 2)
+opt = torch.optim.SGD([*policy.parameters(), *critic.parameters(), *straight.parameters()], lr=0.1)
+for states in torch.randn(4, 6, 4):
+    chance = torch.sigmoid(policy(states))
+    drawn = torch.bernoulli(chance)
+    log = drawn.detach() * chance.log() + (1 - drawn.detach()) * (1 - chance).log()
+    soft = torch.sigmoid(straight(states))
+    hard = torch.bernoulli(soft) + soft - soft.detach()
+    labels = torch.empty(6, 1).uniform_(0.7, 1.2)
+    loss = -(log.sum(1) * torch.randn(6)).mean() + hard.square().mean()
+    loss = loss + F.binary_cross_entropy_with_logits(critic(states), labels)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+attacked = torch.randn(6, 4)
+for step in range(3):
+    attacked.requires_grad_()
+    critic(attacked).sum().backward()
+    attacked = (attacked + 0.1 * attacked.grad.sign()).detach()
+""",
+    ),
+    Program(
+        "slots that are normed behind the product, and masks of labels that are left out",
+        """\
+q, k, v, head = (nn.Linear(6, 6) for _ in range(4))
+opt = torch.optim.SGD([p for part in (q, k, v, head) for p in part.parameters()], lr=0.05)
+for x in torch.randn(4, 3, 5, 6):
+    scores = q(x[:, :2]) @ k(x).transpose(1, 2)
+    weights = scores.softmax(dim=1)
+    slots = (weights @ v(x)) / weights.sum(-1, keepdim=True)
+    labels = torch.randint(-1, 2, (3, 2, 6)).float()
+    known = labels >= 0
+    each = F.binary_cross_entropy_with_logits(head(slots), labels, reduction="none")
+    loss = (each * known).sum() / known.sum()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

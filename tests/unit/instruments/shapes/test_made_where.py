@@ -117,3 +117,10 @@ def test_the_edits_repair_it(name: str, shell: InteractiveShell) -> None:
     assert called in texts[1]
     for text in texts:
         shell.run_cell(text, store_history=True).raise_error()
+
+
+def test_a_class_is_not_changed_for_one_of_several_that_differ(shell: InteractiveShell) -> None:
+    made = NET.format("nn.Sequential(nn.Flatten(), nn.Linear(16 * width, classes))").replace("net = Net(4, classes=10)", "")
+    report = after_error(shell, f"{IMPORTS}{made}small, net = Net(2, 3), Net(4, 10)", "net(torch.randn(2, 1, 6, 6))")
+    assert report.fix
+    assert report.edits == ()
