@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.autograd.faults.seen_at_once import OwnFunctions
+from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import OwnFunctions
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span

@@ -9,9 +9,7 @@ from itertools import pairwise
 import torch
 
 from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
-from torchdebug_magics.instruments.autograd.faults.counted import miscounted
-from torchdebug_magics.instruments.autograd.faults.driven_values import driven_values
-from torchdebug_magics.instruments.autograd.faults.frozen_parts import frozen_in_vain, frozen_statistics, moved_though_frozen
+from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     constant_gradients,
     missing_gradients,
@@ -19,16 +17,19 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     stopped_gradients,
     wrong_tensors,
 )
+from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions, weighted_by_itself
 from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import compared_scores, misfit_losses, unlikely_classes
 from torchdebug_magics.instruments.autograd.faults.modes import (
     dropped_in_evaluation,
     evaluated_in_training_mode,
     evaluated_on_bytes,
+    frozen_in_vain,
+    frozen_statistics,
+    moved_though_frozen,
     trained_in_eval_mode,
 )
 from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
-from torchdebug_magics.instruments.autograd.faults.reductions import early_reductions, unlike_reductions, weighted_by_itself
 from torchdebug_magics.instruments.autograd.faults.remade_leaves import remade_leaves, unkept_gradients
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     alias_finding,

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torchdebug_magics.instruments.autograd.faults.leaking_batch import leak
-from torchdebug_magics.instruments.autograd.faults.seen_at_once import LoaderWatch
+from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import leak
+from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import LoaderWatch
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Taken, restored_finding
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.autograd.faults.reductions import is_mean_loss
+from torchdebug_magics.instruments.autograd.faults.loss_terms import is_mean_loss
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
@@ -219,10 +219,10 @@ def _divisions(statement: ast.stmt) -> list[ast.BinOp]:
     products = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Div, ast.Mult))]
     longer = [node for node in products if not _is_hundred(node.left) and not _is_hundred(node.right)]
     inner = {id(side) for node in longer for side in (node.left, node.right)}
-    found = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div) and id(node) not in inner]
+    divisions = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, ast.Div) and id(node) not in inner]
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Div) and isinstance(statement.target, ast.Name):
-        found.append(ast.BinOp(ast.Name(statement.target.id, ast.Load()), ast.Div(), statement.value))
-    return found
+        divisions.append(ast.BinOp(ast.Name(statement.target.id, ast.Load()), ast.Div(), statement.value))
+    return divisions
 
 
 def _is_hundred(node: ast.expr) -> bool:

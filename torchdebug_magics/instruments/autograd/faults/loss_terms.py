@@ -1,4 +1,4 @@
-"""Losses that are reduced to one number too early, or in two ways that do not go together."""
+"""Terms of a loss: reduced to one number too early, reduced in two ways that do not go together, moving what they only weight."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import called, expression, last_name, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, called, expression, last_name, nodes, targets_of
 from torchdebug_magics.report import Edit, Location
 
 _REDUCTIONS = frozenset({"sum", "mean"})
@@ -33,9 +33,9 @@ _LOSSES = {
 """The functions and modules that run the op, which take ``reduction``."""
 _OF_MEAN = (None, 1)
 """What stands for that among the arguments of the op: the default, which is left out."""
-_LEAST_WEIGHT = 0.1
 _OF_DIVERGENCE = frozenset({"sum", "add", "sub", "rsub", "mul", "neg", "pow", "exp", "div"})
-_LEAST_SUM = 2
+"""What the divergence of two normal distributions is computed with, and what would have averaged it."""
+_LEAST_WEIGHT, _LEAST_SUM = 0.1, 2
 """The factor of a sum beside a mean, and that by the samples: what is less is to bring both to one scale."""
 
 
@@ -256,13 +256,9 @@ def _calls_of(loss: RecordedOp) -> list[tuple[Location | None, ast.Call]]:
     here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
     file = "" if where is None else where.file
     made = here or [(at, call) for at, call in calls(file) if called(call) in names]
-    is_module = bool(made) and made[0][0] != where
-    uses = [call for _, call in calls(file) if is_module and last_name(call.func) in {last_name(node.func) for node in _called_at(where)}]
+    called_as = set(map(last_name, targets_of(statement_at(made[0][0])))) if len(made) == 1 and made[0][0] != where else set()
+    uses = [call for _, call in calls(file) if called_as and last_name(call.func) in called_as]
     return made if len(uses) <= 1 else []  # a module that others call as well is to stay as it is
-
-
-def _called_at(where: Location | None) -> list[ast.Call]:
-    return list(nodes(ast.Call, statement_at(where)))
 
 
 def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ...]:
@@ -278,3 +274,69 @@ def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ..
 def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
     """The edit of the only call."""
     return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
+
+
+_DIFFERENCES = frozenset({"sub", "rsub"})
+_SCALED = frozenset({"sub", "rsub", "neg", "div", "mul", "view", "reshape", "squeeze", "unsqueeze", "select", "stack", "cat", "clone"})
+"""What an advantage goes through between the difference that it is, and the term that it weights."""
+_LOGARITHMS = frozenset({"log", "_log_softmax", "logsumexp"})
+_CHOICES = frozenset({"gather", "index", "nll_loss_forward"})
+"""What takes the logarithm of the action that was drawn."""
+
+
+def driven_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """An advantage that keeps its graph where it weights the logarithm of a probability, as in a policy gradient."""
+    fitted = {use.memory for op in facts.tape.ops if op.name in DISTANCES and op.is_forward for use in op.reads if use.requires_grad}
+    logarithms, chosen = set[int](), set[int]()
+    for op in facts.tape.ops:
+        parents = {maker.index for maker in op.parents}
+        if op.name in _LOGARITHMS or parents & logarithms:
+            logarithms.add(op.index)
+        if op.name in _CHOICES or parents & chosen:
+            chosen.add(op.index)
+    for op in facts.tape.ops:
+        if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or not all(use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
+            continue
+        for (use, factor), (_, weighted) in itertools.permutations(op.sources):
+            difference = _difference(facts, factor, fitted) if weighted.index in logarithms & chosen else None
+            if difference is None or difference in walk([weighted], lambda op: op.parents):
+                continue
+            name, edits = _detached(op, use)
+            yield finding(
+                "driven_value",
+                f"`{name}` keeps its graph: the policy's term of the loss changes the value as well",
+                op.where,
+                f"`{name}.detach()`",
+                edits=edits,
+                op=op,
+                tensor=name,
+                saved_at=difference.where,
+                explanation="it says how good an action was, and is a constant there: else the value is driven away from the returns",
+            )
+            return
+
+
+def _difference(facts: TrainingFacts, factor: RecordedOp, fitted: set[int]) -> RecordedOp | None:
+    """The difference of a target and a value that another term of the loss fits to it, of which a factor was made."""
+    for op in walk([factor], _before):
+        own = [use for use in op.reads if use.requires_grad]
+        if op.name in _DIFFERENCES and len(own) == 1:
+            is_squared = any(later.name == "pow" for later in facts.consumers.get(op.index, ()))
+            if is_squared or own[0].memory in fitted:
+                return op
+    return None
+
+
+def _before(op: RecordedOp) -> list[RecordedOp]:
+    """What an advantage was before it was scaled; nothing where it met something else that is trained."""
+    makers = [maker for use, maker in op.sources if use.requires_grad]
+    return makers if op.name in _SCALED and op.name not in _DIFFERENCES and len(makers) == 1 else []
+
+
+def _detached(product: RecordedOp, use: Use) -> tuple[str, tuple[Edit, ...]]:
+    """What the user calls a factor, and the edit that takes its graph away."""
+    products = [node for node in nodes(ast.BinOp, statement_at(product.where)) if isinstance(node.op, ast.Mult)]
+    if len(products) != 1:
+        return "the advantage", ()
+    side = products[0].left if use is product.reads[0] else products[0].right
+    return ast.unparse(side), exchanging(product.where, side, expression(f"{as_atom(side)}.detach()"))

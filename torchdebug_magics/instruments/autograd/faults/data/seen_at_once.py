@@ -17,7 +17,7 @@ from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.autograd.faults.seen_samples import SampleWatch, WorkersItems
+from torchdebug_magics.instruments.autograd.faults.data.seen_samples import SampleWatch, WorkersItems
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
