@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, dotted, expressions, first_line, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, called, dotted, expressions, first_line, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import is_in_comprehension, is_module_code, local_values, location, owner
 from torchdebug_magics.report import Location
 
@@ -34,6 +34,7 @@ _MODES = frozenset({"__torch_dispatch__", "__torch_function__"})
 _OWN_LOCALS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 _WITHIN = 12
 """Code units before, in which what a `with` enters ends."""
+_CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 _PLAIN_GETTERS = (types.ModuleType, type)
 
 
@@ -142,7 +143,7 @@ def part_made(call: ast.expr, path: Sequence[str]) -> ast.expr:
 
     The call itself, where the part is not written there.
     """
-    if not path or not isinstance(call, ast.Call):
+    if not path or not isinstance(call, ast.Call) or called(call) not in _CONTAINERS:
         return call
     name, *rest = path
     items = call.args
