@@ -148,15 +148,15 @@ def other_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         known = set[int]() if scores is None else classes.get((scores.memory, scores.shape), set())
         if scores is None or len(known) != 1 or len(set(scores.shape)) < len(scores.shape):
             continue
-        asked, meant = int(op.number or 0) % len(scores.shape), next(iter(known))
+        taken, meant = int(op.number or 0) % len(scores.shape), next(iter(known))
         statement = statement_at(op.where)
         calls_here = [call for call in nodes(ast.Call, statement) if called(call) == op.name]
         calls_here = [call for call in calls_here if op.name == "argmax" or _takes_places(statement, call)]
-        if meant in (asked, 0) or len(calls_here) != 1:
+        if meant in (taken, 0) or len(calls_here) != 1:
             continue
         yield finding(
             "compared_scores",
-            f"`{op.name}` over dimension {asked} of {shape(scores.shape)}: the loss has its classes along dimension {meant}",
+            f"`{op.name}` over dimension {taken} of {shape(scores.shape)}: the loss has its classes along dimension {meant}",
             op.where,
             f"ask for the largest along `dim={meant}`",
             edits=exchanging(op.where, calls_here[0], with_dim(calls_here[0], meant)),

@@ -216,7 +216,8 @@ class WatchedTraining:
             self.loaders.samples.restart()
         self.steps[id(optimizer)] += 1
         self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
-        self.moved.update(id(one) for one in parameters_of(optimizer) if not one.requires_grad and one.grad is not None)
+        frozen = (parameter for parameter in parameters_of(optimizer) if not parameter.requires_grad)
+        self.moved.update(id(parameter) for parameter in frozen if parameter.grad is not None)
         line = self.recorder.line_here()
         if not self.recorder.is_on or has_closure:
             return OptimizerStep(line, id(optimizer))
