@@ -229,8 +229,9 @@ class GraphRecorder(OpRecorder[_Running]):
         maker = None if node is None else self.tape.nodes.of(node._sequence_nr())
         if maker is None or op.name in _PRODUCTS or not op.reads or not maker.makes or op.reads[0].shape != maker.makes[0].shape:
             return  # it is given something else than the gradient first
-        tensors = [one for one in (*args[:1], result) if type(one) is torch.Tensor and one.is_floating_point()]
-        if maker is None or len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
+        to_input = next(iter(result), None) if isinstance(result, tuple) else result  # the others go to the weights
+        tensors = [one for one in (*args[:1], to_input) if type(one) is torch.Tensor and one.is_floating_point()]
+        if len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
             return
         with modes_aside(), torch.no_grad():
             if tensors[0].count_nonzero():

@@ -42,6 +42,7 @@ _PASSES_OF_A_STEP = 4
 _MOST_EVALUATIONS = 3
 """That are recorded of a model in training mode: one may be followed by `eval()`, and what comes again and again is known then."""
 _KEPT_STEPS = 4
+_OF_GRAD = ("outputs", "inputs", "grad_outputs")
 _CREATE_GRAPH = 4
 """Its place among the arguments of ``torch.autograd.grad``."""
 
@@ -155,8 +156,11 @@ class AutogradProbe:
             raise
         finally:
             self._depth -= 1
-        if event is not None and not is_loss and not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
-            event.constants = frozenset(map(id, tensors_in(result)))
+        if event is not None and not is_loss:
+            asked = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
+            self._guard.run("the look at a derivative", self._watched.derivatives.returned, [asked.get(name) for name in _OF_GRAD], result)
+            if not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
+                event.constants = frozenset(map(id, tensors_in(result)))
         if event is not None and is_loss and not (self._watched.steps or self._every_step):  # a loop may update by hand, or never
             self._guard.run("the end of a step", self._between_steps, self._course.backward_count // _PASSES_OF_A_STEP)
         return result

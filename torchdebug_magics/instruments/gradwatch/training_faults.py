@@ -180,7 +180,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
             why="the gradients are not zero, but each update is",
         )
     if rounding := [steps for steps in late if steps.link is Link.UNMOVED and steps.element_size == _HALF and steps.is_matrix]:
-        fix = "keep the weights in float32, `model.float()`, and use `torch.autocast` for speed"
+        fix = "convert the weights to float32, and use `torch.autocast` for speed"
         headline = f"weights of {modules(history, rounding)} do not change: {Link.UNMOVED.words}"
         yield say(None, fix, rounding, headline=headline, why="an update below half a unit in the last place of a weight is lost")
     still = [steps for steps in late if steps.link in {Link.UNMOVED, Link.BARELY_MOVED}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import linecache
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -90,11 +91,29 @@ class Source:
         """As the user wrote it; a statement dedented to its first line, a compound one without its body unless `whole`."""
         body = getattr(node, "body", None)
         is_head = isinstance(node, HEADS) and isinstance(body, list) and not whole
-        end = (body[0].lineno - 1, None) if is_head and body else (node.end_lineno, node.end_col_offset)
-        lines = [line.encode() for line in self.lines[node.lineno - 1 : end[0]]]
-        if end[1] is not None:
-            lines[-1] = lines[-1][: end[1]]
-        lines[0] = lines[0][node.col_offset :]
+        end = (body[0].lineno - 1, None) if is_head and body else _end(node)
+        return self._between((node.lineno, node.col_offset), end, node)
+
+    def exchanged_text(self, statement: ast.stmt, old: ast.expr, new: ast.expr) -> str:
+        """The statement with `new` in the place of `old`, all else as the user wrote it where that can be kept."""
+        changed = ast.unparse(exchanged(copied(statement), lambda node: new if same(node, old) else None))
+        written, at = "", (statement.lineno, statement.col_offset)
+        for node in sorted(
+            (part for part in nodes(ast.expr, statement) if same(part, old)), key=lambda part: (part.lineno, part.col_offset)
+        ):
+            if (node.lineno, node.col_offset) >= at:
+                written += self._between(at, (node.lineno, node.col_offset), statement)
+                written += _in_quotes_of(self.text(statement), ast.unparse(new))
+                at = _end(node)
+        written += self._between(at, _end(statement), statement)
+        tree = parsed(written)
+        return written if tree is not None and ast.unparse(tree) == changed else changed
+
+    def _between(self, start: tuple[int, int], end: tuple[int, int | None], node: ast.stmt | ast.expr) -> str:
+        """The text between two places, each a line and a byte in it, dedented as the statement is."""
+        lines = [line.encode() for line in self.lines[start[0] - 1 : end[0]]]
+        lines[-1] = lines[-1][: end[1]]
+        lines[0] = lines[0][start[1] :]
         first, *rest = [line.decode() for line in lines]
         columns = node.col_offset if isinstance(node, ast.stmt) else 0
         return "\n".join([first, *(dedented(line, columns) for line in rest)])
@@ -152,8 +171,7 @@ def exchanging(where: Location | None, old: ast.expr, new: ast.expr | None) -> t
         vars(whole)["body"] = [ast.Pass()]
         head = ast.unparse(exchanged(whole, lambda node: new if same(node, old) else None)).partition("\n    pass")[0]
         return (source.replacing(here[0], head),) if body[0].lineno > here[0].lineno else ()
-    changed = exchanged(whole, lambda node: new if same(node, old) else None)
-    return source.merged((source.replacing(here[0], ast.unparse(changed)),))
+    return source.merged((source.replacing(here[0], source.exchanged_text(here[0], old, new)),))
 
 
 def with_variables(old: ast.Call, new: ast.Call) -> ast.Call:
@@ -229,3 +247,15 @@ def _line_in_file(where: Location, lines: list[str]) -> int:
 def same(a: ast.AST, b: ast.AST) -> bool:
     """Whether two trees are alike, wherever they stand, be it read there or written."""
     return type(a) is type(b) and ast.unparse(a) == ast.unparse(b)
+
+
+def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
+    """The line, and the byte in it, at which the node's text ends."""
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
+
+
+def _in_quotes_of(source: str, code: str) -> str:
+    """The code with its plain strings in double quotes where the source uses no others."""
+    if '"' not in source or "'" in source:
+        return code
+    return re.sub(r"(?<![\w'])'([^'\"\\\n]*)'(?!')", r'"\1"', code)

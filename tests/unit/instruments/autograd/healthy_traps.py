@@ -619,4 +619,18 @@ for x in torch.randn(4, 3, 5, 6):
     opt.step()
 """,
     ),
+    Program(
+        "second derivatives: of one column, as products with a vector, and of a network without a curve in one of its inputs",
+        """\
+model = nn.Sequential(nn.Linear(2, 8), nn.Softplus(), nn.Linear(8, 1))
+x = torch.rand(16, 2, requires_grad=True)
+first = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+laplacian = sum(torch.autograd.grad(first[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(2))
+product = torch.autograd.grad(first, x, torch.randn_like(first), create_graph=True)[0]
+weights = list(model.parameters())
+slopes = torch.autograd.grad(model(x).square().mean(), weights, create_graph=True)
+curves = torch.autograd.grad(sum(slope.sum() for slope in slopes), weights)
+(laplacian.square().mean() + product.square().mean()).backward()
+""",
+    ),
 )

@@ -370,4 +370,46 @@ for step, x in enumerate(torch.randn(6, 8, 4)):
             ),
         ),
     ),
+    Case(
+        name="second derivatives of a network of straight pieces",
+        kind="no_gradient",
+        text="""\
+model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(inplace=True), nn.Linear(8, 1))
+x = torch.linspace(-1, 1, 9)[:, None].requires_grad_()
+slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+curvature = torch.autograd.grad(slope.sum(), x)[0]  #> location
+""",
+        edits=(("nn.ReLU(inplace=True)", "nn.Tanh()"),),
+    ),
+    Case(
+        name="second derivatives by two columns at once",
+        kind="mixed_derivatives",
+        text="""\
+model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+xy = torch.rand(16, 2, requires_grad=True)
+first = torch.autograd.grad(model(xy).sum(), xy, create_graph=True)[0]
+second = torch.autograd.grad(first, xy, torch.ones_like(first), create_graph=True)[0]  #> location
+loss = (second[:, 0] + second[:, 1]).square().mean()
+loss.backward()
+""",
+        edits=(
+            (
+                "torch.autograd.grad(first, xy, torch.ones_like(first), create_graph=True)[0]",
+                "torch.stack([torch.autograd.grad(first[:, i].sum(), xy, create_graph=True)[0][:, i] for i in range(xy.shape[1])], 1)",
+            ),
+        ),
+    ),
+    Case(
+        name="a norm of a single feature",
+        kind="no_gradient",
+        text="""\
+model = nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1), nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 8, 3):
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+    ),
 )

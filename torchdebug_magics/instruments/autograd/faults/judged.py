@@ -11,7 +11,6 @@ import torch
 from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.left_out import (
-    constant_gradients,
     missing_gradients,
     nothing_reached,
     stopped_gradients,
@@ -39,6 +38,7 @@ from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     repeated_module,
 )
 from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
+    constant_gradients,
     dropped_results,
     dropped_sums,
     linear_chains,
@@ -60,16 +60,16 @@ from torchdebug_magics.report import Location
 
 _ORDER: tuple[Kind, ...] = (
     "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction",
-    "driven_value", "wasted_term", "repeated_samples", "dropped_result", "grad_disabled", "stale_optimizer", "no_gradient",
-    "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
+    "driven_value", "wasted_term", "repeated_samples", "mixed_derivatives", "dropped_result", "grad_disabled", "stale_optimizer",
+    "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
     "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes",
     "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training",
     "unlike_reductions", "overwritten_input", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction", "driven_value",
-    "wasted_term", "repeated_samples", "unlike_reductions", "overwritten_input", "dropped_result", "shared_memory", "leaking_batch",
-    "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
+    "wasted_term", "repeated_samples", "mixed_derivatives", "unlike_reductions", "overwritten_input", "dropped_result",
+    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {
@@ -115,6 +115,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     yield from list(miscounted(facts, loaders.sizes))[:1]
     yield from filter(None, (repeated_module(facts.roots),))
     yield from watched.recorder.functions.wrong
+    yield from watched.derivatives.faults
 
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:

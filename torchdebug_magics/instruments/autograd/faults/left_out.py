@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,12 +27,11 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     user_function,
     with_options,
 )
-from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, walk
 from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import exchanging, made_later
-from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, targets_of
+from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.report import Edit, Location
@@ -41,12 +41,15 @@ _CONTAINERS = (list, tuple, dict)
 _FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor", "FloatTensor"})
 _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
+_NORMS = frozenset({"native_layer_norm", "native_group_norm"})
+"""Ops that return the means by which they normalize, too."""
 _FEWEST_STEPS = 3
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
 _FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
     "relu": "use `nn.LeakyReLU(0.01)` in its place, or initialize what comes before: all that it is given is below 0",
+    "layer_norm": "give it more than 1 feature, as by a linear layer before it: of 1, it gives its own bias for any input",
 }
 """The change, by the op whose derivative is 0."""
 
@@ -368,24 +371,26 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters whose gradient is 0 in each of several updates, as an op on the way to the loss has a derivative of 0."""
     derivatives = [op for op in facts.tape.ops if op.derivative_of >= 0]
     stopping = {op.derivative_of for op in derivatives if op.is_zero} - {op.derivative_of for op in derivatives if not op.is_zero}
-    columns = {op.index for op in facts.tape.ops if op.name == "_softmax" and op.reads[0].shape[1:] == (1,)}  # each gives 1 for any score
+    constant = {op.index for op in facts.tape.ops if _normalizes_single(op)}
     models = {id(root) for root in facts.roots if next(root.parameters(), None) is not None}
     groups: dict[int, list[torch.Tensor]] = {}
-    for optimizer in facts.optimizers if stopping else ():
+    for optimizer in facts.optimizers if stopping or constant else ():
         steps = facts.steps_of(optimizer)
-        if len(steps) < _FEWEST_STEPS or not (any(step.nonzero for step in steps) or stopping & columns):
+        if len(steps) < _FEWEST_STEPS or not (any(step.nonzero for step in steps) or constant):
             continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
         moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
-        for tensor in (one for one in parameters_of(optimizer) if id(one) not in moved and one.requires_grad):
-            if stops := stopping & facts.computed_from(facts.readers_of(tensor)).keys():
+        without = frozenset[int]().union(*(step.without for step in steps))
+        for tensor in (one for one in parameters_of(optimizer) if one.requires_grad and id(one) not in without):
+            if stops := _up_to_loss(facts, tensor, constant) or (set() if id(tensor) in moved else stopping & _after(facts, tensor).keys()):
                 groups.setdefault(max(stops), []).append(tensor)
     for index, tensors in groups.items():
         op = next(op for op in facts.tape.ops if op.index == index)
-        names, name = facts.names_of(tensors), op.name.strip("_")
+        names, name = facts.names_of(tensors), op.name.strip("_").removeprefix("native_")
+        why = "each number is normalized by itself" if index in constant else f"the derivative of `{name}` is 0 here"
         subject = f"`{names[0]}` gets" if len(names) == 1 else f"{plural(len(tensors), 'parameter')} get"
         yield finding(
             "no_gradient",
-            f"{subject} gradients of 0: the derivative of `{name}` is 0 here",
+            f"{subject} gradients of 0: {why}",
             op.where,
             _WITH_DERIVATIVE.get(name, f"rescale or initialize what `{name}` is given: here its result changes with no element of it"),
             edits=_of_a_column(facts, op) if name == "softmax" else (),
@@ -395,6 +400,27 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             parameters=names,
             is_hint=name == "mul" or op.root not in models,  # a weight of 0, or a penalty that has reached 0, may be meant
         )
+
+
+def _after(facts: TrainingFacts, tensor: torch.Tensor, ends: Container[int] = frozenset()) -> dict[int, RecordedOp]:
+    """What is computed from a tensor, by index, up to the ops in which it ends."""
+    following = walk(facts.readers_of(tensor), lambda op: () if op.index in ends else facts.consumers.get(op.index, ()))
+    return {op.index: op for op in following}
+
+
+def _up_to_loss(facts: TrainingFacts, tensor: torch.Tensor, constant: set[int]) -> set[int]:
+    """The ops that give the same for any input, where the loss depends on the tensor through these alone."""
+    reached = _after(facts, tensor, constant) if constant else {}
+    losses = {origin.index for seen in facts.course.backwards if (origin := facts.tape.origin(seen.loss, seen.index)) is not None}
+    own = {op.index for op in facts.readers_of(tensor)}  # a norm's own bias does change its result
+    return set() if losses & reached.keys() or own & constant else constant & _after(facts, tensor).keys()
+
+
+def _normalizes_single(op: RecordedOp) -> bool:
+    """Whether it gives the same for any input: a softmax of a single column, a norm of one number at a time."""
+    if op.name == "_softmax":
+        return op.reads[0].shape[1:] == (1,)
+    return op.name in _NORMS and len(op.makes) > 1 and math.prod(op.makes[0].shape) == math.prod(op.makes[1].shape) > 1
 
 
 def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
@@ -413,33 +439,3 @@ def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
     of_tensor = isinstance(call.func, ast.Attribute) and not args
     whole = call.func.value if of_tensor and isinstance(call.func, ast.Attribute) else args[0]
     return exchanging(op.where, call, expression(f"torch.sigmoid({ast.unparse(whole)})"))
-
-
-def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
-    events = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
-    for seen in facts.course.backwards if events else ():
-        constants: dict[int, Backward] = {}
-        named: list[tuple[str, Line | None]] = []
-        for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda ancestor: ancestor.index):
-            returned = {use.tensor for use, maker in op.sources if maker.in_backward}
-            calls = [constants[maker.index] for maker in op.parents if maker.index in constants]
-            calls += [event for event in events if op.index >= event.index and event.constants & returned]
-            if calls and not any(use.requires_grad for use in op.reads):
-                constants[op.index] = calls[0]
-                named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
-            elif calls and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
-                name = next((name for name, line in reversed(named) if line is not op.line), None)
-                asking = statement_at(calls[0].where)
-                yield finding(
-                    "no_gradient",
-                    f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
-                    calls[0].where,
-                    f"`{with_options(asking, {'grad'}, 'create_graph', value=True)}`"
-                    if asking is not None
-                    else "pass `create_graph=True` to it",
-                    first_backward_at=seen.where,
-                    tensor=name,
-                    explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
-                )
-                return

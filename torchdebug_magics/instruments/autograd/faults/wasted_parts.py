@@ -10,7 +10,7 @@ from itertools import takewhile
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at, with_options
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
 from torchdebug_magics.probing.source.lines import Line
@@ -323,3 +323,36 @@ def _with_activation(op: RecordedOp, first: RecordedOp) -> tuple[Location | None
             relu = expression(f"{dotted(made.func).rpartition('.')[0] or 'torch.nn'}.ReLU()")
             return where, exchanging(where, made, ast.Call(made.func, [*made.args[:before], relu, *made.args[before:]], made.keywords))
     return op.where, ()
+
+
+def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A term of a loss that is computed from what ``autograd.grad()`` returned without a graph: a constant."""
+    events = [event for event in facts.course.events if isinstance(event, Backward) and event.constants]
+    for seen in facts.course.backwards if events else ():
+        constants: dict[int, Backward] = {}
+        named: list[tuple[str, Line | None]] = []
+        for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda ancestor: ancestor.index):
+            returned = {use.tensor for use, maker in op.sources if maker.in_backward}
+            asked = [constants[maker.index] for maker in op.parents if maker.index in constants]
+            asked += [event for event in events if op.index >= event.index and event.constants & returned]
+            if asked and not any(use.requires_grad for use in op.reads):
+                constants[op.index] = asked[0]
+                named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
+            elif asked and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
+                name = next((name for name, line in reversed(named) if line is not op.line), None)
+                yield _constant(asked, seen, name)
+                return
+
+
+def _constant(asked: Sequence[Backward], seen: Backward, name: str | None) -> AutogradFinding:
+    asking = statement_at(asked[0].where)
+    fix = f"`{with_options(asking, {'grad'}, 'create_graph', value=True)}`" if asking is not None else "pass `create_graph=True` to it"
+    return finding(
+        "no_gradient",
+        f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
+        asked[0].where,
+        fix,
+        first_backward_at=seen.where,
+        tensor=name,
+        explanation="without it, the gradients that it returns have no graph, and what is computed from them trains nothing",
+    )

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import leak
 from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import LoaderWatch
+from torchdebug_magics.instruments.autograd.faults.derivatives import SecondDerivatives
 from torchdebug_magics.instruments.autograd.faults.shared_memory import Taken, restored_finding
 from torchdebug_magics.instruments.autograd.graph_recorder import Copied, GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -168,6 +169,7 @@ class WatchedTraining:
         """The ids of parameters without `requires_grad` whose gradient was still there at an update."""
         self.steps: Counter[int] = Counter()
         """How often each optimizer was stepped, by its id."""
+        self.derivatives = SecondDerivatives(recorder)
         self.loaders = LoaderWatch(guard, recorder.line_here, self.steps.total)
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._dropped: list[tuple[weakref.ref[torch.Tensor], StorageWeakRef]] = []

@@ -1,0 +1,142 @@
+"""Second derivatives that ``autograd.grad()`` returns otherwise than its caller means: zeros, and sums of several."""
+
+from __future__ import annotations
+
+import ast
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.lines import Line
+from torchdebug_magics.probing.source.syntax import as_atom, called, expression, nodes
+from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Edit
+
+if TYPE_CHECKING:
+    from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
+
+_PIECEWISE = {"relu": "ReLU", "leaky_relu": "LeakyReLU", "hardtanh": "Hardtanh", "threshold": "Threshold", "relu6": "ReLU6"}
+"""Ops of which each piece is linear, with the modules that call them."""
+_LOOKS = 3
+"""At what a line returns."""
+
+
+class _Gradient(NamedTuple):
+    """What a call of ``grad()`` has returned."""
+
+    tensor: weakref.ref[torch.Tensor]
+    of: int
+    """The id of the input that it belongs to."""
+
+
+class SecondDerivatives:
+    """Looks at each call that differentiates what an earlier one has returned."""
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self.faults: list[AutogradFinding] = []
+        self._recorder = recorder
+        self._known: dict[int, _Gradient] = {}
+        self._looks: Counter[Line] = Counter()
+
+    def returned(self, asked: Sequence[Any], result: Any) -> None:
+        """A call has returned the gradients of outputs with respect to inputs; `asked` is both, and the weights of the outputs."""
+        line = self._recorder.line_here()
+        output, point, weights, gradient = map(_single, (*asked, result))
+        if line is None or point is None or gradient is None or gradient.layout is not torch.strided or gradient.is_meta:
+            return
+        if self._is_gradient(output, point) and gradient.numel() > 1 and self._looks[line] < _LOOKS:
+            self._looks[line] += 1
+            with modes_aside(), torch.no_grad():
+                if not gradient.count_nonzero():
+                    self.faults += [] if self.faults else [self._zero(line)]
+                elif output is not None and _is_of_columns(output, point) and _are_equal(weights):
+                    self.faults += [] if self.faults else [_mixed(line)]
+        self._known[id(gradient)] = _Gradient(weakref.ref(gradient), id(point))
+
+    def _is_gradient(self, output: torch.Tensor | None, point: torch.Tensor) -> bool:
+        """Whether the output, or what it is a sum or a part of, was returned for the same input."""
+        known = [each for each in self._known.values() if each.of == id(point) and (tensor := each.tensor()) is not None]
+        makers = {node for each in known if (tensor := each.tensor()) is not None and (node := tensor.grad_fn) is not None}
+        before = None if output is None else output.grad_fn
+        return before is not None and bool(makers & {before, *(node for node, _ in before.next_functions)})
+
+    def _zero(self, line: Line) -> AutogradFinding:
+        """A second derivative that is 0 for each element."""
+        ops = [op for op in self._recorder.settle().ops if op.is_forward and op.name.rstrip("_") in _PIECEWISE]
+        name = ops[-1].name.rstrip("_") if ops else ""
+        edits: list[Edit] = []
+        for op in {op.where: op for op in ops}.values():
+            written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == name]
+            edits += [edit for call in written for edit in exchanging(op.where, call, _smooth(call, "tanh"))]
+        made = calls(line.file) if ops and not edits else ()
+        edits += [
+            edit for where, call in made if called(call) == _PIECEWISE[name] for edit in exchanging(where, call, _smooth(call, "Tanh"))
+        ]
+        why = f"`{name}` is linear piece by piece" if ops else "what it is computed by is linear"
+        new = next((edit.new for edit in edits), "")
+        return finding(
+            "no_gradient",
+            f"this second derivative is 0 everywhere: {why}",
+            line.location,
+            f"`{new}`" if new else "use an activation with a second derivative, such as `nn.Tanh()` or `nn.Softplus()`",
+            edits=tuple(dict.fromkeys(edits)),
+            op=name or None,
+            explanation="the derivative of a linear piece is constant, so the next one is 0; that of a smooth activation is not",
+        )
+
+
+def _mixed(line: Line) -> AutogradFinding:
+    """The second derivatives of all columns at once: what comes back for a column is their sum."""
+    statement = statement_at(line.location)
+    asking = [call for call in nodes(ast.Call, statement) if called(call) == "grad" and len(call.args) > 1]
+    edits: tuple[Edit, ...] = ()
+    if len(asking) == 1:
+        call = asking[0]
+        output, point = call.args[0], as_atom(call.args[1])
+        if isinstance(output, ast.Call) and called(output) == "sum" and isinstance(output.func, ast.Attribute) and not output.args:
+            output = output.func.value
+        each = f"torch.autograd.grad({as_atom(output)}[:, i].sum(), {point}, create_graph=True)[0][:, i]"
+        diagonal = f"torch.stack([{each} for i in range({point}.shape[1])], 1)"
+        first = next((node for node in nodes(ast.Subscript, statement) if node.value is call), None)
+        edits = exchanging(line.location, call if first is None else first, expression(diagonal if first is not None else f"({diagonal},)"))
+    return finding(
+        "mixed_derivatives",
+        "each of these second derivatives is a sum: all columns are differentiated at once",
+        line.location,
+        f"`{edits[0].new}`" if edits else "differentiate one column of the gradient at a time, as by `grad[:, 0].sum()`",
+        edits=edits,
+        explanation="`grad()` returns for column i the sum over all j of the derivatives by the columns i and j",
+    )
+
+
+def _smooth(call: ast.Call, name: str) -> ast.expr:
+    """`nn.Tanh()` for `nn.ReLU(inplace=True)`, `torch.tanh(x)` for `F.relu(x)`."""
+    if name == "tanh":
+        whole = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else call
+        return expression(f"torch.tanh({ast.unparse(whole)})")
+    return expression(f"{ast.unparse(call.func).rpartition('.')[0] or 'torch.nn'}.{name}()")
+
+
+def _single(value: Any) -> torch.Tensor | None:
+    """The tensor, where it is the only one."""
+    tensors = list(tensors_in([value]))
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def _is_of_columns(output: torch.Tensor, point: torch.Tensor) -> bool:
+    """Whether all columns of a gradient are differentiated, of samples with several each."""
+    before = output.grad_fn
+    is_whole = tuple(output.shape) == tuple(point.shape) or (output.dim() == 0 and before is not None and before.name().startswith("Sum"))
+    return is_whole and point.dim() == 2 and min(point.shape) > 1 and not isinstance(point, torch.nn.Parameter)  # noqa: PLR2004 - samples and columns
+
+
+def _are_equal(weights: torch.Tensor | None) -> bool:
+    """Whether all columns count alike; products of a Hessian and a vector are asked for with others."""
+    return weights is None or (weights.numel() > 0 and bool((weights == weights.flatten()[0]).all()))
