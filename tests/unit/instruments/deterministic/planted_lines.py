@@ -71,15 +71,6 @@ while time.perf_counter() - begin < 0.02:
 y = x * n  # <- op
 """,
     ),
-    "memory of NumPy's that is mostly unwritten": Cell(
-        "uninitialized_memory",
-        """\
-a = np.arange(2000.)
-b = np.empty_like(a)  # <- source
-b[::2] = 1
-x = torch.tensor(b).sum()  # <- op
-""",
-    ),
     "a mask that nobody wrote": Cell(
         "uninitialized_memory", "m = torch.empty(64, dtype=torch.bool)  # <- op\nx = torch.arange(64.)[m]  # <- source\n"
     ),

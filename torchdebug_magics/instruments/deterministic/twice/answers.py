@@ -96,10 +96,6 @@ def _manual(asked: OutsideCall) -> str:
     return f"use `{asked.path.removesuffix('seed') or 'torch.Generator().'}manual_seed({_SEED})`"
 
 
-def _zeros(asked: OutsideCall) -> str:
-    return f"use `{asked.path.replace('empty', 'zeros') if 'empty' in asked.path else 'np.zeros'}`, or write every element before reading"
-
-
 def _in_order(asked: OutsideCall) -> str:
     ways = {
         "imap_unordered": "use `imap` instead of `imap_unordered`",
@@ -131,7 +127,6 @@ ARRIVAL = Influence("outside_data", "order", "{text} returns results in completi
 LISTING = Influence("outside_data", "order", "{text} returns entries in file-system order, which differs between machines", _sorted)
 _HASHED = "{text} gives a number that is computed from memory addresses, which differ in each run"
 ADDRESS = Influence("hash_order", "order", _HASHED, "replace `{text}` with a stable key, such as an index")
-MEMORY = Influence("uninitialized_memory", "memory", "{text} is uninitialized memory", _zeros)
 _READ = "{text} comes from outside the program, and may change"
 OUTSIDE = Influence("outside_data", None, _READ, "read it once, in an earlier cell")
 PROCESS = Influence("os_entropy", "entropy", "{text} differs in each process", f"replace `{{text}}` with a constant, such as {_SEED}")
@@ -148,7 +143,6 @@ _WAITING = frozenset({"threading", "queue", "concurrent", "multiprocessing", "as
 """Modules that look at the clock only to know how long they have waited."""
 _SEEDS = ("seed", "random_state", "rng", "generator")
 """How parameters of libraries are called that take a seed."""
-_MOST_BYTES = 1 << 24
 
 
 class Answers:
@@ -239,9 +233,6 @@ class Answers:
             yield dt, kind.__name__, self._dated(kind)
         yield from self._generators()
         yield from self._orders()
-        if (numpy := sys.modules.get("numpy")) is not None:
-            for name in ("empty", "empty_like"):
-                yield numpy, name, self._unwritten(getattr(numpy, name))
 
     def _generators(self) -> Iterator[tuple[Any, str, Any]]:
         ordinary = random.Random.seed
@@ -321,25 +312,6 @@ class Answers:
 
         made = {"__new__": lambda _cls, *args, **kwargs: kind(*args, **kwargs)}
         return Same(kind.__name__, (kind,), made | {name: asking(name) for name in ("now", "utcnow", "today") if hasattr(kind, name)})
-
-    def _unwritten(self, function: Any) -> Callable[..., Any]:
-        """Noise is in it, so that no two runs agree by chance."""
-
-        @functools.wraps(function)
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            array = function(*args, **kwargs)
-            if (
-                type(array).__module__ == "numpy"
-                and 0 < array.nbytes <= _MOST_BYTES
-                and not array.dtype.hasobject
-                and array.dtype.kind != "b"
-            ):
-                noise = self._ask(MEMORY, lambda: self._urandom(array.nbytes), is_direct=True)
-                if isinstance(noise, bytes):
-                    array.reshape(-1, order="A").view("u1")[:] = bytearray(noise)
-            return array
-
-        return asked
 
 
 def _asking_frame(caller: FrameType, *, is_direct: bool) -> FrameType | None:
