@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory
 from torchdebug_magics.instruments.gradwatch.repairs import finding
 from torchdebug_magics.instruments.gradwatch.report import GradFinding
@@ -48,6 +49,9 @@ _NEEDED = frozenset({"backward", "zero_grad", "load_state_dict", "append", "prin
 """Calls that make a training what it is, or that only look at it."""
 _DRAWS = "rand"
 _STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
+_OF_THIS_SCALE = "from data of this scale"
+_LOSSES = frozenset({"HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"})
+_OF_NUMBERS = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
 _FAR_FROM_1, _NEAR_1 = 5.0, 3.0
 
 
@@ -67,11 +71,33 @@ def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tup
     if code.has_copies:
         return
     seen = set[tuple[Edit, ...]]()
+    yield from _with_standard_data(code)
     for statement, where in code.statements():
         for what, fix, edits in (*_without_parts(code, statement, where), *_without(code, statement, where)):
             if edits and edits not in seen:
                 seen.add(edits)
                 yield where, what, fix, edits
+
+
+def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
+    """The data set of tensors, or the tensors that the loop reads, each feature with mean 0 and deviation 1."""
+    sets = [(file, call) for file, tree in code.trees.items() for call in nodes(ast.Call, tree) if called(call) == "TensorDataset"]
+    for file, call in sets:
+        parts = [expression(text) if (text := code.standardized(part)) else part for part in call.args]
+        names = [f"`{ast.unparse(part)}`" for part, new in zip(call.args, parts, strict=True) if new is not part]
+        where = location(file, call.lineno, "<module>")
+        if names:
+            edits = exchanging(where, call, ast.Call(call.func, parts, call.keywords))
+            yield where, _OF_THIS_SCALE, f"standardize {listed(names)}: `{edits[0].new}`" if edits else "", edits
+    for file, loop in code.loops if not sets else ():
+        inside = bound_names(loop)
+        given = [part for call in nodes(ast.Call, loop) if code.is_of_data(call) for part in call.args if isinstance(part, ast.Name)]
+        known = {part.id: code.standardized(part) for part in given if part.id not in inside}
+        new = {name: text for name, text in known.items() if text}
+        lines = [f"{name} = {text}" for name, text in new.items()]
+        where = location(file, loop.lineno, "<module>")
+        edits = (Source(where, code.trees[file]).before(loop, "\n".join(lines)),) if lines else ()
+        yield where, _OF_THIS_SCALE, f"run {listed([f'`{line}`' for line in lines])} before the loop", edits
 
 
 def _without_parts(code: _Code, statement: ast.stmt, where: Location) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
@@ -105,6 +131,10 @@ class _Code:
         loops = [node for tree in self.trees.values() for node in nodes(ast.stmt, tree) if isinstance(node, LOOPS)]
         self.has_copies = any(method(call) == "load_state_dict" for call in nodes(ast.Call, *loops))
         """Whether a loop loads a state, as into a target network: its loss need not fall."""
+        where = history.line
+        at_line = [(where.file, loop) for loop in loops_around(self.trees.get(where.file), where.line)] if where is not None else []
+        self.loops = [(file, loop) for file, loop in at_line[:1] if loop in self.trees[file].body]
+        """The outermost loop of the training, where it stands in no function."""
 
     def statements(self) -> Iterator[tuple[ast.stmt, Location]]:
         """Those of the functions first, from the last one on: it is next to the loss."""
@@ -145,6 +175,22 @@ class _Code:
                     names |= bound_names(node)
         return names | models
 
+    def is_of_data(self, call: ast.Call) -> bool:
+        """Whether it is a call of a model, or of a loss that compares numbers with numbers."""
+        kind = self._value(call.func)
+        if isinstance(kind, torch.nn.Module):
+            return type(kind).__name__ in _LOSSES or next(kind.parameters(), None) is not None
+        return getattr(kind, "__name__", "") in _OF_NUMBERS
+
+    def standardized(self, part: ast.expr) -> str:
+        """What stands for a variable with data of another scale; empty for all else."""
+        value = self._space.get(part.id) if isinstance(part, ast.Name) else None
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.requires_grad or _is_standard(value):
+            return ""
+        with modes_aside(), torch.no_grad():
+            is_by_feature = value.dim() > 1 and len(value) > 1 and bool((value.std(0) > 0).all())
+        return _STANDARDIZED.format(ast.unparse(part), "0" if is_by_feature else "")
+
     def without(self, statement: ast.stmt, where: Location) -> tuple[Edit, ...]:
         """The edit that removes a statement; none where others begin in its line."""
         source = Source(where, self.trees[where.file])
@@ -174,8 +220,11 @@ class _Code:
 
     def _made_otherwise(self, call: ast.Call, kind: type) -> Iterator[tuple[str, ast.expr]]:
         """A module, an optimizer or a loader with the default of its class for one option, or without a part."""
+        known = inspect.signature(kind).parameters
         for option in call.keywords:
-            if isinstance(option.value, (ast.Constant, ast.Tuple)) and option.arg not in _NO_MATTER_OF_LEARNING:
+            parameter = known.get(option.arg or "")
+            is_needed = parameter is not None and parameter.default is inspect.Parameter.empty
+            if isinstance(option.value, (ast.Constant, ast.Tuple)) and option.arg not in _NO_MATTER_OF_LEARNING and not is_needed:
                 kept = [other for other in call.keywords if other is not option]
                 yield f"with `{ast.unparse(option)}`", ast.Call(call.func, call.args, kept)
         for part in call.args if issubclass(kind, torch.nn.Sequential) else ():

@@ -18,16 +18,18 @@ from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep,
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.call_sites import attribute_assignment
-from torchdebug_magics.probing.source.edited_source import Source, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     LOOPS,
     Loop,
+    as_atom,
     blocks,
     bound_names,
     covers,
     dotted,
     enclosing,
+    expression,
     names_in,
     nodes,
     parsed,
@@ -64,6 +66,8 @@ def second_time(raised: Raised) -> AutogradFinding:
     more: dict[str, Any] = {"op": made.name, "module": made.module, "first_backward_at": first.where, "shared_from": made.where}
     if consumer is None:
         return _whole(raised, raised.root_name, is_in_loop=is_same_line, **more)
+    if (trained := _trained_by_another(raised, graph, frozenset[int]().union(*(event.ops for event in passed)), **more)) is not None:
+        return trained
     names = _shared_names(made.where, consumer)
     if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
         carried, loop = [name for name, _ in _carried_graphs(raised)], loop_around(here)
@@ -79,6 +83,34 @@ def second_time(raised: Raised) -> AutogradFinding:
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
     trains_another = any(isinstance(one, OptimizerStep) and one.parameters and not one.parameters & used for one in after)
     return _shared(raised, names, _saved_bytes(shared), is_same_line=is_same_line, is_between_models=trains_another, **more)
+
+
+def _trained_by_another(raised: Raised, graph: list[RecordedOp], passed: frozenset[int], **more: Any) -> AutogradFinding | None:
+    """What other losses have trained, by optimizers of their own, and this one only reads, as an actor's loss reads the advantage."""
+    outside = [op for op in graph if op.index not in passed]
+    own, used = (
+        {use.tensor for op in ops for use in op.reads if use.is_leaf and use.requires_grad}
+        for ops in (outside, (op for op in graph if op.index in passed))
+    )
+    steps = [event.parameters for event in raised.course.events if isinstance(event, OptimizerStep) and event.parameters & used]
+    if not own or not used <= frozenset[int]().union(*steps) or any(own & parameters for parameters in steps):
+        return None
+    entering = [op for op in outside if any(use.requires_grad and maker.index in passed for use, maker in op.sources)]
+    where, statement = entering[0].where, statement_at(entering[0].where)
+    beside = [op for op in outside if op.line is entering[0].line]
+    is_whole = not any(use.is_leaf and use.requires_grad for op in beside for use in op.reads)
+    if any(op.line is not entering[0].line for op in entering) or not is_whole or not isinstance(statement, ast.Assign):
+        return None
+    name = ast.unparse(statement.targets[0])
+    return raised.finding(
+        f"`{name}` keeps the graph of another loss, which has been through backward()",
+        "",
+        where,
+        edits=exchanging(where, statement.value, expression(f"{as_atom(statement.value)}.detach()")),
+        tensor=name,
+        explanation="what it is computed from is trained by another optimizer: for this loss, it is a constant",
+        **more,
+    )
 
 
 def _read_from_text(raised: Raised) -> AutogradFinding:
