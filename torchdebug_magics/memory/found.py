@@ -201,7 +201,9 @@ class History:
     is_collection: bool
     """Whether it is that of a list or the like, and not of one tensor."""
     in_records: bool
-    """Whether it is that of a collection of objects, or dicts, that hold a tensor."""
+    """Whether it is that of a collection of objects that hold a tensor as an attribute."""
+    entry: str
+    """The key under which each item of the collection, a dict, holds its tensor; empty where it is not one key, or items are tensors."""
     owner: Owner | None
     latest: int
     """The sequence number of the node that was made last."""
@@ -236,6 +238,7 @@ def histories(step_of: Callable[[int], int]) -> dict[HolderPath, History]:
             number, path = members[0]
             while number >= 0 and ways.to(number) != around:
                 number = walk.first[number]
+            entries = {path.entry for _, path in members}
             found[around] = _history(
                 map(history_of, tensors),
                 step_of,
@@ -243,6 +246,7 @@ def histories(step_of: Callable[[int], int]) -> dict[HolderPath, History]:
                 is_number=not any(map(torch._C.TensorBase.dim, tensors)),
                 is_collection=not path.startswith(f"{around}{GRAPH}"),
                 in_records=path.in_record,
+                entry=path.entry if len(entries) == 1 else "",
                 owner=owner_of(walk, ways, number) if number >= 0 else None,
             )
             left -= found[around].count

@@ -105,11 +105,18 @@ class HolderPath(str):  # noqa: SLOT000 - it caches what it works out
         return is_plain and bool(pieces) and all(piece[0] in "[{" for piece in pieces)
 
     @property
+    def entry(self) -> str:
+        """Behind a collection of dicts: the key under which each holds its tensor with a graph."""
+        if self.place[:1] != "[" or self.inside[2:3] != (GRAPH,):
+            return ""
+        key = self.inside[1][2:-2]
+        return key if self.inside[1] == f"[{key!r}]" else ""
+
+    @property
     def in_record(self) -> bool:
-        """Whether it is an attribute of one of many objects in a collection, or an entry of one of many dicts."""
+        """Whether it is an attribute of one of many objects in a collection."""
         behind = "".join(self.inside[1:2])
-        is_entry = behind.startswith("['") and self.inside[2:3] == (GRAPH,)
-        return self.place[:1] == "[" and behind != GRAPH and (is_entry or (behind[1:2].isidentifier() and behind[0] == "."))
+        return self.place[:1] == "[" and behind != GRAPH and behind[1:2].isidentifier() and behind[0] == "."
 
     @property
     def through_graph(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.plants.memtrace.loops import graph_growth, plant
-from tests.plants.plant import HERE, ends, has, starts
+from tests.plants.plant import HERE, between, ends, has, starts
 
 if TYPE_CHECKING:
     from tests.plants.plant import Plant
@@ -77,5 +77,19 @@ PLANTS = (
         models = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(10)]
         for model in models:
             look(model, x)
+    """),
+    plant(
+        "a-tensor-that-is-resized-again-and-again",
+        {
+            "growth.holder": "seen",
+            "growth.bytes_per_iteration": between(8192, 9000),
+            "growth.fix": starts("allocate `seen` at its final size"),
+        },
+        repair=(("(i + 1) * 2048", "2048"),),
+    )("""
+        seen = torch.empty(0)
+        for i, (a, b) in enumerate(batches(16)):
+            learn(a, b)
+            seen.resize_((i + 1) * 2048)  # <- here
     """),
 )

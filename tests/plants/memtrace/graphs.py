@@ -5,6 +5,17 @@ from __future__ import annotations
 from tests.plants.memtrace.loops import graph_growth, plant
 
 PLANTS = (
+    plant("a-list-of-losses", graph_growth("losses", "item()"))("""
+        losses = []
+        for a, b in batches(40):
+            losses.append(learn(a, b))
+    """),
+    plant("losses-in-a-list-of-dicts", graph_growth("rows", "`rows.append({**row, 'loss': row['loss'].detach()})`"))("""
+        rows = []
+        for a, b in batches(40):
+            row = {'loss': learn(a, b), 'count': len(a)}
+            rows.append(row)
+    """),
     plant("records-with-a-loss", graph_growth("log", "store `.item()` (a number) or `.detach()` (a tensor) in `log`"))("""
         class Row:
             def __init__(self, loss):

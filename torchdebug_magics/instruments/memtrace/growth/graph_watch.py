@@ -105,6 +105,7 @@ class GraphWatch:
                 is_collection=seen[-1].is_collection,
                 is_number=any(history.is_number for history in seen),
                 line="" if location is None or seen[-1].in_records else location.source,
+                entry=seen[-1].entry,
                 cure=".detach().requires_grad_()" if seen[-1].begins_anew else ".detach()",
             ),
         )

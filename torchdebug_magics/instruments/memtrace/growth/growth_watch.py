@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torchdebug_magics.instruments.memtrace.growth.graph_watch import LOOKS_AT, 
 from torchdebug_magics.instruments.memtrace.growth.line_growth import LEAST_BYTES, Leak, Tally, leaking, place_of, repeated
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import NOISE_BYTES, Loop, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import Keepers, KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix, of_gradients
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix, of_gradients
 from torchdebug_magics.instruments.memtrace.held.process_growth import ProcessGrowth, larger
 from torchdebug_magics.instruments.memtrace.held.reference_cycles import CycleWatch
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, Place, Places, size_of
@@ -40,6 +41,7 @@ _FEWEST = 3
 """Runs from which one may speak of growth: a variable that is bound anew, and another that keeps its last value, hold two."""
 Run: TypeAlias = Mapping[str, tuple[int, int]]
 """(blocks, bytes) that a run has left with each holder."""
+_MAKES_CONSTANT = re.compile(r"= (?:torch\.)?(?:zeros|ones|tensor|empty|full)\(")
 _MOST_AGAIN = 24
 """Steps followed at once, to see what is kept only at times made."""
 _MORE_PATIENT = 8
@@ -85,17 +87,22 @@ def worst(
         empties="" if owner is None else owner.empties,
     )
     others = {leak.path.collection for leak in leaks if leak.path and leak.bytes_per_iteration >= LEAST_BYTES} - {path.collection}
+    anew = lines.hooked_anew() if path.through_hook else None
+    how, edits = cleared_where_read(path, kept_at) if swelling is None and not keeps_graph else ("", ())
+    kept_at, how, edits = anew or (kept_at, how or fix(path, cause), edits)
     return Growth(
         bytes_per_iteration=size_bytes,
         iterations_count=first.iterations_count,
         location=None if place is None else place.location,
         holder=str(path),
         variable=path.variable,
-        fix=fix(path, cause),
+        fix=how,
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
         keeps_graph=keeps_graph,
         others=tuple(sorted(others)),
         kept_at=kept_at,
-        frees_bytes=keepers.frees_bytes(path, graphs=keeps_graph),
+        frees_bytes=0 if anew else keepers.frees_bytes(path, graphs=keeps_graph),
     )
 
 
@@ -298,7 +305,9 @@ class GrowthWatch:
         """Where a variable is given the graph that it keeps."""
         kept_at = self.lines.of(path, history.owner, adds_up=not history.is_collection)
         made, _ = (self._places.nodes.of(history.latest) if kept_at is None else None) or (None, "")
-        return kept_at if made is None else made.location
+        # A tensor that is written in place grows where that is done, and not where it was made and put into something.
+        is_new = kept_at is not None and _MAKES_CONSTANT.search(kept_at.source) is not None
+        return (self.lines.only_addition() if is_new else None) or (kept_at if made is None else made.location)
 
     def _unintended(self, made: Sequence[Block], keepers: Keepers, graph: GraphGrowth | None) -> list[Leak]:
         leaks = leaking(self._followed(made), self.steps, is_over=True)

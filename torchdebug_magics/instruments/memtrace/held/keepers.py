@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import traceback
 import weakref
@@ -13,18 +14,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, adds_in_place, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Block, Ledger, category, size_of
 from torchdebug_magics.instruments.memtrace.trace import ACTIVATION, OTHER, PARAMETER, TEMPORARY, Holder, Undeleted
 from torchdebug_magics.memory.found import Holding, find_holders
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath, Owner
 from torchdebug_magics.memory.walk import roots
 from torchdebug_magics.probing.source import syntax
+from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, LOOPS, called, dotted, last_name, method, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_user_code, locate, location, running_shell
 from torchdebug_magics.probing.storages import storages
 from torchdebug_magics.probing.tensors import tensors_in
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _ASKED = 2000
 """Storages asked for at most, the largest: a report shows a few."""
@@ -35,6 +37,7 @@ _ASKS = frozenset({"compute", "reset", "clear", "to", "cpu", "cuda", "eval", "tr
 """Methods by which one gives nothing to an object."""
 _CONTAINERS = frozenset({"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter"})
 _MODULES = frozenset({"torch", "np", "numpy", "collections", "nn"})
+_HOOKS = re.compile(r"register_\w*hook$")
 _GROWS, _FITS, _AS_WANTED = 8, 4, 2
 _LEAST_BYTES = 64 << 10
 _LARGE_PART = 0.25
@@ -159,6 +162,38 @@ class KeepingLines:
         wanted = {f"{name}()!" for name in names}
         puts = [put for file in self._files for put in self._in(file) if put.name in wanted]
         return max(puts, key=lambda put: put.rank(types, "", adds_up=False)).location if puts else None
+
+    def hooked_anew(self) -> tuple[Location, str, tuple[Edit, ...]] | None:
+        """Where a loop makes an object that registers hooks, of nothing that the loop gives; the fix, and its edits: once, before it."""
+        trees = [(file, tree) for file in self._files if (tree := tree_of(file)) is not None]
+        classes = [node for _, tree in trees for node in nodes(ast.ClassDef, tree)]
+        hooking = {node.name for node in classes if any(_HOOKS.match(method(call)) for call in nodes(ast.Call, node))}
+        hooking |= {node.name for node in classes if any(called(call) in hooking for call in nodes(ast.Call, node))}
+        loops = [(file, tree, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, LOOPS)]
+        for file, tree, loop in loops:
+            for made in (node for node in loop.body if isinstance(node, ast.Assign) and called(node.value) in hooking):
+                names = syntax.bound_names(made)
+                if not (syntax.bound_names(loop) - names).isdisjoint(syntax.read_names(made)):
+                    continue
+                where = location(file, made.lineno, "<module>")
+                source = Source(where, tree)
+                edits = [source.replacing(made, ""), source.before(loop, source.text(made))]
+                for deleted in (node for node in loop.body if isinstance(node, ast.Delete)):
+                    left = [ast.unparse(target) for target in deleted.targets if dotted(target) not in names]
+                    edits.append(source.replacing(deleted, f"del {', '.join(left)}" if left else ""))
+                why = "each one registers hooks, which stay on the model"
+                return where, f"move `{ast.unparse(made)}` above the loop: {why}", source.merged(edits)
+        return None
+
+    def only_addition(self) -> Location | None:
+        """The only statement that adds to a tensor in place: ``total.add_(loss)``."""
+        made = [
+            location(file, node.lineno, "<module>")
+            for file in self._files
+            for node in nodes(ast.Expr, tree_of(file))
+            if adds_in_place(ast.unparse(node))
+        ]
+        return made[0] if len(made) == 1 else None
 
     def in_function(self, name: str) -> Location | None:
         """Where a function of that name makes an attribute of its object larger."""

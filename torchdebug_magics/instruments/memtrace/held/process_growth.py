@@ -14,7 +14,7 @@ from torch._C._autograd import _profiler_enabled
 
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Series, Steps
 from torchdebug_magics.instruments.memtrace.held.keepers import KeepingLines
-from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, fix
+from torchdebug_magics.instruments.memtrace.held.leak_fixes import Cause, cleared_where_read, fix
 from torchdebug_magics.instruments.memtrace.ledger.blocks import Book, Ledger
 from torchdebug_magics.instruments.memtrace.trace import DeviceMemory, Growth
 from torchdebug_magics.machine.process import own_bytes, rss_bytes, workers
@@ -23,7 +23,7 @@ from torchdebug_magics.memory.found import PlainCollection, plain_collections
 from torchdebug_magics.memory.gauges import Allocator
 from torchdebug_magics.memory.paths import NOWHERE, HolderPath
 from torchdebug_magics.memory.walk import roots
-from torchdebug_magics.report import Location
+from torchdebug_magics.report import Edit, Location
 
 _LEAST_BYTES = 4 << 20
 """In all: less than this a process grows by for many reasons."""
@@ -202,7 +202,12 @@ class ProcessGrowth:
 
 
 def _growth(
-    what: Literal["objects", "workers", "profiler"], size_bytes: int, path: HolderPath, how: str, kept_at: Location | None
+    what: Literal["objects", "workers", "profiler"],
+    size_bytes: int,
+    path: HolderPath,
+    how: str,
+    kept_at: Location | None,
+    edits: tuple[Edit, ...] = (),
 ) -> Growth:
     """Of so many bytes in all; those of an iteration are not known here."""
     return Growth(
@@ -211,6 +216,8 @@ def _growth(
         holder=str(path),
         variable=path.variable,
         fix=how,
+        edits=edits,
+        fix_state="compiles" if edits else "advice",
         kept_at=kept_at,
         what=what,
         frees_bytes=size_bytes,
@@ -226,7 +233,9 @@ def _in_collections(looks: Sequence[_Look], lines: KeepingLines, *, trains: bool
             last = seen[-1][1]
             owner, size_bytes = last.owner, last.each_bytes * length.grown
             cause = Cause(keeps_graph=False, trains=trains, empties="" if owner is None else owner.empties)
-            yield _growth("objects", size_bytes, path, fix(path.to("[0]"), cause), lines.of(path, owner))
+            kept_at = lines.of(path, owner)
+            how, edits = cleared_where_read(path.to("[0]"), kept_at)
+            yield _growth("objects", size_bytes, path, how or fix(path.to("[0]"), cause), kept_at, edits)
 
 
 def _in_workers(looks: Sequence[_Look], lines: KeepingLines) -> Growth:
