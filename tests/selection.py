@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-MOST_TOUCHED = 60
+MOST_TOUCHED = 30
 """A change that touches more cases than these runs as many; which ones is fixed."""
 MOST_NOTEBOOKS = 2
 """Runs of notebooks that a change touches, at most; where it touches none, one comes by turns. `tests/browser` always runs the tour."""
