@@ -48,7 +48,7 @@ def test_what_all_share_touches_no_instrument(file: str) -> None:
 
 
 def test_a_file_of_tests_that_was_changed_runs_whole() -> None:
-    tests = dict.fromkeys([f"tests/reports/test_training.py::test_it_stalls[{number}]" for number in range(50)], False)
+    tests = dict.fromkeys([f"tests/reports/test_training.py::test_it_stalls[{number}]" for number in range(selection.MOST_TOUCHED)], False)
     cover = frozenset(list(tests)[:1])
     known = frozenset(map(selection.number, tests))
     assert selection.left_out(tests, cover, known, frozenset({"tests/reports/test_training.py"})) == set()
@@ -56,7 +56,7 @@ def test_a_file_of_tests_that_was_changed_runs_whole() -> None:
 
 
 def test_a_thorough_test_runs_where_a_change_touches_it() -> None:
-    tests = {**dict.fromkeys(SHAPES[:50], False), THOROUGH: True}
+    tests = {**dict.fromkeys(SHAPES[:20], False), THOROUGH: True}
     assert selection.left_out(tests, COVER, KNOWN, frozenset({"torchdebug_magics/instruments/shapes/view.py"})) == set()
 
 
