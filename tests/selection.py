@@ -1,4 +1,4 @@
-"""Which tests a run takes: the cover set, what a change touches, and a few notebooks by turns.
+"""Which tests a run takes: the cover set, what a change touches, and a notebook by turns.
 
 ``tests/cover.txt`` holds the cases that reach every branch of the package twice, in the fewest seconds (`tools/cover_set.py`);
 ``tests/cover_known.txt`` holds the numbers of all cases that these were chosen from. Of a test of many cases, those in the cover set run,
@@ -13,13 +13,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-MOST_TOUCHED = 60
+MOST_TOUCHED = 30
 """A change that touches more cases than these runs as many; which ones is fixed."""
-TURNS = 1
-"""Notebooks that run though no change touches them, beside the tour."""
-MOST_NOTEBOOKS = 3
-"""Runs of notebooks that changes add at most."""
-TOUR = "00_tour-modern"
+MOST_NOTEBOOKS = 2
+"""Runs of notebooks that a change touches, at most; where it touches none, one comes by turns. `tests/browser` always runs the tour."""
 
 ROOT = Path(__file__).parent.parent
 COVER = ROOT / "tests/cover.txt"
@@ -60,12 +57,11 @@ def notebook_run(function: str, case: str) -> str:
 
 
 def notebook_runs(runs: set[str], changed: frozenset[str], turn: int) -> set[str]:
-    """The runs to take: the tour, those of notebooks that a change touches, and `TURNS` others, which differ from commit to commit."""
+    """The runs to take: those of notebooks that a change touches, exercises last, or else one, which differs from commit to commit."""
     code = frozenset(file for file in changed if file.startswith(("torchdebug_magics/", "notebooks/")))
     touched = [run for run in runs if is_touched(run, code) or not code.isdisjoint(_files_of(run))]
-    taken = {TOUR, *sorted(touched, key=number)[:MOST_NOTEBOOKS]}
-    others = sorted(runs - taken, key=number)
-    return taken | {others[(turn * TURNS + place) % len(others)] for place in range(TURNS) if others}
+    by_turns = sorted(runs, key=number)[turn % len(runs) :][:1] if runs else []
+    return set(sorted(touched, key=lambda run: (run.startswith("solved/"), number(run)))[:MOST_NOTEBOOKS] or by_turns)
 
 
 def _files_of(run: str) -> tuple[str, ...]:

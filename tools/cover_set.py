@@ -27,7 +27,7 @@ from tests.selection import COVER, KNOWN, cover, known, number  # noqa: E402 - t
 
 RECORDED = ("tests/unit", "tests/plants", "tests/reports", "tests/kernel/test_hang_cases.py")
 """Notebooks and browser tests are chosen otherwise, and other kernels serve many tests each, so that what they reach is nobody's."""
-WORTH = (0.5, 3.0)
+WORTH = (4.0, 30.0)
 """Branches a second that a case must reach for the first time, or for the second, to be run for them."""
 CHEAP_S = 0.01
 """A case that costs no more runs: branches do not tell the rows of a table of values apart."""

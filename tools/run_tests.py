@@ -5,6 +5,7 @@ Whatever happens, no process of the run is left: at the limit, or at the end, al
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,9 +27,14 @@ INTERRUPTED_S = 30.0
 """The time to end after an interrupt."""
 
 
+def compiled_once() -> dict[str, str]:
+    """The environment, in which Python keeps what it has compiled: else each worker, kernel and rank compiles all that it imports."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def pytest_within(until: float, *arguments: str) -> int:
     """The exit status of pytest; at `until`, by the monotonic clock, it is killed with all that it has started."""
-    run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], start_new_session=True)
+    run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=compiled_once(), start_new_session=True)
     try:
         return run.wait(max(1.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ from nbconvert import HTMLExporter
 
 from tests.browser import lab as harness
 from tests.browser.reading import OUTPUTS, complaints, resize, stand_still
+from tests.notebooks.sentences import unsaid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,6 +75,10 @@ def test_every_output_reads_well_in_jupyterlab(toured: Lab, theme: str) -> None:
     toured.picture(f"lab_{theme}")
     assert complained(toured.page, WIDTHS if theme == "light" else WIDTHS[:1]) == []  # where things stand is the same in the dark
     assert errors(toured) == []
+
+
+def test_the_tour_says_what_it_promises(saved: nbformat.NotebookNode) -> None:
+    assert unsaid(saved, "00_tour") == ""
 
 
 # Of each report: the line that was run, the text in the largest letters, how far it stands below the cell, and how many such there are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["KERNELS", "Outcome", "compare", "run_all"]
 
 KERNELS = 8
-"""How many run beside each other: most of the time is waiting."""
+"""How many run beside each other at most: most of the time is waiting."""
+CASES_A_KERNEL = 6
+"""As many wait for each other before a further kernel is started, which costs as much as a case."""
 LIMIT_S = 60.0
 """A cell that has not ended then is given up."""
 PLAIN_STOP_S = 6.0
@@ -112,8 +114,9 @@ def compare(case: HangCase, report: dict[str, Any] | None, ran: Ran) -> dict[str
     return differs
 
 
-def run_all(cases: Iterable[HangCase], stack: str, *, kernels: int = KERNELS, magic: bool = True) -> Iterator[Outcome]:
+def run_all(cases: Collection[HangCase], stack: str, *, kernels: int = 0, magic: bool = True) -> Iterator[Outcome]:
     """The outcomes, in the order in which they come; without `magic`, the plain cells, each stopped by hand where it does not end."""
+    kernels = kernels or min(KERNELS, 1 + len(cases) // CASES_A_KERNEL)
     here = threading.local()
     started: list[_Seat] = []
 

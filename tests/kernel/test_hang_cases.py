@@ -46,7 +46,7 @@ def test_the_cell_ends_and_the_report_is_true(on: dict[str, Outcome], case: Hang
 
 
 def test_some_on_the_stack_of_colab() -> None:
-    outcomes = list(run_all([case for case in CASES if case.name in SMOKE], "colab", kernels=3))
+    outcomes = list(run_all([case for case in CASES if case.name in SMOKE], "colab", kernels=2))
     assert len(outcomes) == len(SMOKE)
     for outcome in outcomes:
         check(outcome)

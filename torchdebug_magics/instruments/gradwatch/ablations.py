@@ -220,7 +220,7 @@ class _Code:
 
     def _made_otherwise(self, call: ast.Call, kind: type) -> Iterator[tuple[str, ast.expr]]:
         """A module, an optimizer or a loader with the default of its class for one option, or without a part."""
-        known = inspect.signature(kind).parameters
+        known = inspect.signature(kind).parameters if issubclass(kind, torch.nn.Module) else {}
         for option in call.keywords:
             parameter = known.get(option.arg or "")
             is_needed = parameter is not None and parameter.default is inspect.Parameter.empty

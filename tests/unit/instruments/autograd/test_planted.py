@@ -13,6 +13,10 @@ from tests.unit.instruments.autograd.planted import CASES
 from torchdebug_magics.instruments.autograd.report import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _pytest.mark.structures import ParameterSet
+
     from tests.doors import Observe, Observed
     from tests.unit.instruments.autograd.case import Case
     from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -20,6 +24,11 @@ if TYPE_CHECKING:
 _KINDS = get_args(Kind)
 _RAISED = _KINDS[: _KINDS.index("other") + 1]
 _NAMES = [case.name for case in CASES]
+
+
+def by_turns(cases: Sequence[Case]) -> list[ParameterSet]:
+    """Each case through one of the doors, the next through the other: what they share is tested for both elsewhere."""
+    return [pytest.param(case, ("function", "magic")[number % 2], id=case.name) for number, case in enumerate(cases)]
 
 
 def plainly(body: str) -> BaseException | None:
@@ -42,7 +51,7 @@ def named(case: Case, observed: Observed) -> AutogradFinding | None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES, ids=_NAMES)
+@pytest.mark.parametrize(("case", "observe"), by_turns(CASES), indirect=["observe"])
 def test_the_fault_is_named(case: Case, observe: Observe) -> None:
     observed = observe("autograd", case.body)
     error, plain = observed.error, plainly(case.body)
@@ -60,14 +69,7 @@ def test_the_fault_is_named(case: Case, observe: Observe) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("case", "observe"),
-    [
-        pytest.param(case, ("function", "magic")[number % 2], id=case.name)
-        for number, case in enumerate(case for case in CASES if case.edits)
-    ],
-    indirect=["observe"],
-)
+@pytest.mark.parametrize(("case", "observe"), by_turns([case for case in CASES if case.edits]), indirect=["observe"])
 def test_nothing_is_found_after_the_cure(case: Case, observe: Observe) -> None:
     observed = observe("autograd", case.fixed)
     assert observed.error is None
