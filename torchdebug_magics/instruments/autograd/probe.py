@@ -187,7 +187,9 @@ class AutogradProbe:
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._recorder.in_optimizer = False
         if not is_being_compiled():
-            self._guard.run("the end of a step", self._between_steps, self._watched.steps[id(optimizer)])
+            alive = len(self._watched.optimizers()) or 1  # a loop may make its optimizer anew in each step
+            steps_count = max(self._watched.steps[id(optimizer)], self._course.steps_count // alive)
+            self._guard.run("the end of a step", self._between_steps, steps_count)
 
     def _between_steps(self, steps_count: int) -> None:
         """Goes on recording, begins again, or lets the loop run at full speed, by what recording has cost."""

@@ -134,15 +134,19 @@ class GradProbe:
         devices = [parameter.device for parameter in parameters]
         if known is not None and known.ids == tuple(map(id, parameters)) and known.devices == devices:
             return known
+        same: GradientHistory | None = None
         for key, other in list(self._watches.items()):
             if key == id(optimizer) or other.optimizer() is None:
                 self._read(other)
                 del self._watches[key]
+                is_alike = other.ids == tuple(map(id, parameters)) and not other.history.keeps_state
+                same = other.history if is_alike else same  # made anew in each step, it goes on where the last one was
         with self._lock:
             line, histories = self._events.lines.here(sys._getframe()), self._record.histories
-            if known is None and len(histories) < MOST_OPTIMIZERS:
+            same = same if same is not None and (same.line, same.kind) == (line, type(optimizer).__name__) else None
+            if known is None and same is None and len(histories) < MOST_OPTIMIZERS:
                 histories.append(GradientHistory(self._record, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
-            history = histories[-1] if known is None else known.history
+            history = known.history if known is not None else same or histories[-1]
             watch = OptimizerWatch(optimizer, parameters, self._record.series_of(parameters, history), history)
         self._watches[id(optimizer)] = watch
         if unmeasured := len(parameters) - sum(map(can_be_measured, parameters)):

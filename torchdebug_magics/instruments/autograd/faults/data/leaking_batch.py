@@ -46,6 +46,8 @@ class Mixing(NamedTuple):
     samples_count: int
     kinds: tuple[str, ...] = ()
     """The names of the classes that have the option ``batch_first``, of the module in which it is and of those around that."""
+    wants_batch_first: bool = True
+    """Whether the samples are along the dimension that the option would make the first."""
 
 
 def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
@@ -81,7 +83,10 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
     op = mixing.op
     attends = op.module_type == "MultiheadAttention"
     verb = "attends over the samples of the batch" if attends else "treats the samples of the batch as time steps"
-    headline, fix = f"`{op.module}` ({op.module_type}) {verb}", f"set `batch_first=True` where `{op.module}` is created"
+    headline, fix = (
+        f"`{op.module}` ({op.module_type}) {verb}",
+        f"set `batch_first={mixing.wants_batch_first}` where `{op.module}` is created",
+    )
     where, edits = _created(mixing)
     if "softmax" in op.name:
         where, edits = op.where, ()
@@ -118,7 +123,7 @@ def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
 
 
 def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
-    """The only line of the user's that makes such a module, by name if several do, with ``batch_first=True``; else that of the op."""
+    """The only line of the user's that makes such a module, by name if several do, with the other ``batch_first``; else that of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
     made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in mixing.kinds]
     name = (mixing.op.module or "").rpartition(".")[2]
@@ -126,7 +131,7 @@ def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
     if len(named) != 1:
         return mixing.op.where, ()
     (where, _), call = named[0]
-    return where, exchanging(where, call, with_option(call, "batch_first", value=True))
+    return where, exchanging(where, call, with_option(call, "batch_first", value=mixing.wants_batch_first or None))
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -153,7 +158,10 @@ def _first_mixing(recorder: GraphRecorder, twins: SampleTwins, passed: list[Reco
     mixed = {op.index for op in mixing}
     first = [op for op in mixing if not any(parent.index in mixed for parent in op.parents)]
     mistaken = (op for op in first if op.grad_enabled and _is_mistaken(recorder, op))
-    return next((Mixing(op, samples_count=twins.samples_count, kinds=_kinds_around(recorder, op)) for op in mistaken), None)
+    op = next(mistaken, None)
+    part = None if op is None else next(reversed(_parts_around(recorder, op)), None)
+    wants = not (isinstance(part, torch.nn.RNNBase) and part.batch_first)
+    return None if op is None else Mixing(op, twins.samples_count, _kinds_around(recorder, op), wants_batch_first=wants)
 
 
 def _parts_around(recorder: GraphRecorder, op: RecordedOp) -> list[torch.nn.Module]:
@@ -176,12 +184,14 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     if op.name in _REDUCTIONS:
         return bool(op.root) and op.makes[0].shape == () and _is_set_against_rows(recorder, op)
     part = next(reversed(_parts_around(recorder, op)), None)
-    if not isinstance(part, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) or part.batch_first:
-        return False
     shape = next((use.shape for use in op.reads if len(use.shape) > 1), (1, 1))
     if isinstance(part, torch.nn.RNNBase):
-        return shape[-2] > 1  # else a single sequence, which has no batch
-    return shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
+        return shape[0 if part.batch_first else -2] > 1  # else a single sequence, which has no batch
+    return (
+        isinstance(part, torch.nn.MultiheadAttention)
+        and not part.batch_first
+        and shape[0] > (1 if len(shape) == _IMAGE_DIMENSIONS else part.num_heads)
+    )
 
 
 def _is_set_against_rows(recorder: GraphRecorder, op: RecordedOp) -> bool:
