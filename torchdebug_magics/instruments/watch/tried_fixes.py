@@ -173,6 +173,8 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int, *
         if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
     is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
+    if run.was_stopped and not is_found:
+        return report  # by another fault, which comes next
     if not run.error and must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written)):
         return report
     if not run.error and not is_found:
@@ -186,7 +188,8 @@ def _is_same(finding: Any, other: Any, edits: Sequence[Edit]) -> bool:
     """Whether a finding of a run with the edits is the same fault: of its kind, at its line, which the edits may have moved."""
     before, after = finding.location, other.location
     if other.kind != finding.kind or before is None or after is None:
-        return bool(other.kind == finding.kind)
+        named = [tuple(getattr(each, name, None) for name in ("tensor", "module")) for each in (finding, other)]
+        return bool(other.kind == finding.kind) and named[0] == named[1]
     above = [edit for edit in edits if edit.file == before.file and edit.line <= before.line]
     moved = sum(len(edit.new.split("\n")) - len(edit.old.split("\n") if edit.old else []) for edit in above)
     return after.file == before.file and after.line in {before.line, before.line + moved}

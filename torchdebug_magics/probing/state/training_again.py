@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.errors import error_line
+from torchdebug_magics.errors import TorchDebugError, error_line
 from torchdebug_magics.fixes import applied
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.distributed import this_rank
@@ -64,6 +64,8 @@ class Run:
     """What backward() was called on, the last of each step."""
     error: str = ""
     """The error that ended it."""
+    was_stopped: bool = False
+    """Whether what watched it raised that error, and not the user's code."""
     is_complete: bool = False
     """Whether it made all its steps, or came to the end of the cell."""
 
@@ -172,7 +174,7 @@ class TrainingAgain:
         except (Irrevocable, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the answer
-            result.error = error_line(error)
+            result.error, result.was_stopped = error_line(error), isinstance(error, TorchDebugError)
         finally:
             self._put_back()
             self._left_s -= _clock_s() - begin_s

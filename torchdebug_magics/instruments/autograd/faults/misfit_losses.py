@@ -288,8 +288,7 @@ def _changed(maker: RecordedOp, change: Callable[[ast.Call], ast.expr | None]) -
             args = [*layers.args[: int(leaf)], *([] if new is None else [new]), *layers.args[int(leaf) + 1 :]]
             return exchanging(where, layers, ast.Call(layers.func, args, layers.keywords))
     elif len(here) == 1:
-        new = change(here[0]) if called(here[0]) in _WITH_LOGARITHM else _argument(here[0]) if change(here[0]) is None else None
-        return exchanging(maker.where, here[0], new)
+        return exchanging(maker.where, here[0], change(here[0]) or _argument(here[0]))
     return ()
 
 
