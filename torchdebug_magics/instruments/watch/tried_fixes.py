@@ -173,9 +173,9 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int, *
         if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
     is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
-    if run.was_stopped and not is_found:
-        return report  # by another fault, which comes next
-    if not run.error and must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written)):
+    meets_another = run.was_stopped and not is_found
+    may_not_help = not run.error and must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written))
+    if meets_another or may_not_help:
         return report
     if not run.error and not is_found:
         return _with_finding(report, finding, replace(finding, fix_state="verified")) if all(map(math.isfinite, run.losses)) else report

@@ -633,4 +633,33 @@ curves = torch.autograd.grad(sum(slope.sum() for slope in slopes), weights)
 (laplacian.square().mean() + product.square().mean()).backward()
 """,
     ),
+    Program(
+        "data that a cache and new labels change on purpose, and items that are copies",
+        """\
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.rows, self.labels, self.cache = torch.randn(12, 4), torch.zeros(12, dtype=torch.long), [torch.zeros(4) for _ in range(12)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = self.rows[index].clone()
+        row -= row.mean()
+        kept = self.cache[index]
+        self.cache[index][:] = row
+        return row + 0 * kept, self.labels[index]
+
+data, model = Rows(), nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for x, y in torch.utils.data.DataLoader(data, batch_size=4, shuffle=True):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        data.labels[:] = model(data.rows).argmax(1)
+""",
+    ),
 )

@@ -412,4 +412,76 @@ for x in torch.randn(4, 8, 3):
     optimizer.step()
 """,
     ),
+    Case(
+        name="items that are cropped in the data themselves",
+        kind="shared_memory",
+        text="""\
+class Boxes(torch.utils.data.Dataset):
+    def __init__(self):
+        self.boxes = [torch.rand(4) + 2 for _ in range(12)]
+
+    def __len__(self):
+        return len(self.boxes)
+
+    def __getitem__(self, index):
+        box = self.boxes[index]  #> location
+        box -= 0.5
+        return box, box.sum()
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for epoch in range(2):
+    for x, y in torch.utils.data.DataLoader(Boxes(), batch_size=4, shuffle=True):
+        loss = F.mse_loss(model(x).squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+        edits=(("self.boxes[index]", "self.boxes[index].clone()"),),
+    ),
+    Case(
+        name="a softmax that the model's last line calls, before cross_entropy",
+        kind="double_softmax",
+        text="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return F.softmax(self.layer(x), dim=1)  #> location
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 8, 4):
+    loss = F.cross_entropy(model(x), torch.arange(8) % 3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("F.softmax(self.layer(x), dim=1)", "self.layer(x)"),),
+    ),
+    Case(
+        name="a recurrent layer with batch_first that is given the steps first",
+        kind="leaking_batch",
+        text="""\
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 8, batch_first=True), nn.Linear(8, 2)  #> location
+
+    def forward(self, x):
+        states, _ = self.rnn(x.permute(1, 0, 2))
+        return self.head(states[-1])
+
+model = Tagger()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.randn(4, 6, 9, 3):
+    loss = F.cross_entropy(model(x), torch.arange(6) % 2)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(("nn.GRU(3, 8, batch_first=True)", "nn.GRU(3, 8)"),),
+    ),
 )

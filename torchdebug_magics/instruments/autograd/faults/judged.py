@@ -111,7 +111,19 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
     in_order = watched.loaders.sorted_batches() if has_classes else None
     loaders = watched.loaders
-    yield from filter(None, (empty, in_order, loaders.unread_batches(), loaders.repeated, watched.stale, watched.leak, watched.restored))
+    yield from filter(
+        None,
+        (
+            empty,
+            in_order,
+            loaders.unread_batches(),
+            loaders.repeated,
+            loaders.stored.rewritten(),
+            watched.stale,
+            watched.leak,
+            watched.restored,
+        ),
+    )
     yield from watched.loaders.samples.faults(has_classes=has_classes)
     yield from list(miscounted(facts, loaders.sizes))[:1]
     yield from filter(None, (repeated_module(facts.roots),))

@@ -17,6 +17,7 @@ from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
+from torchdebug_magics.instruments.autograd.faults.data.rewritten_items import StoredData
 from torchdebug_magics.instruments.autograd.faults.data.seen_samples import SampleWatch, WorkersItems
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
@@ -80,7 +81,7 @@ class LoaderWatch:
         self.empty: AutogradFinding | None = None
         self.repeated: AutogradFinding | None = None
         """The loader whose workers all give the same samples."""
-        self.samples, self._items = SampleWatch(), WorkersItems()
+        self.samples, self.stored, self._items = SampleWatch(), StoredData(), WorkersItems()
         self.batches_count = 0
         self.sizes: dict[Line, int] = {}
         """Samples in the first batch, by the line of the loop."""
@@ -94,6 +95,8 @@ class LoaderWatch:
     def around(self, original: Callable[[_BaseDataLoaderIter], Any], iterator: _BaseDataLoaderIter) -> Any:
         """A loader is asked for a batch."""
         __tracebackhide__ = True
+        if iterator._num_yielded == 0:
+            self._guard.run("the look at stored data", self.stored.meet, iterator)
         try:
             batch = original(iterator)
         except StopIteration:
