@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory
@@ -144,12 +144,19 @@ class _Code:
             if line is not None and line.file == file:
                 loops += [(file, loop) for loop in loops_around(tree, line.line)[:1]]
         functions = self._functions([loop for _, loop in loops] or [*self.trees.values()])
+        functions = [(file, node) for file, node in functions if node not in self._of_data_sets()]
         inner = sorted(functions, key=lambda place: place[1].name == "__init__")
         tops = [(file, node) for file, tree in self.trees.items() for node in reversed(tree.body) if not _is_scope(node)]
         for file, root in (*inner, *loops, *tops):
             simple = [node for node in nodes(ast.stmt, root) if not hasattr(node, "body")]
             for statement in sorted(simple, key=lambda node: -node.lineno):
                 yield statement, location(file, statement.lineno, "<module>")
+
+    def _of_data_sets(self) -> list[ast.stmt]:
+        """What the classes of data sets define: without a part of it there is another task."""
+        classes = [node for tree in self.trees.values() for node in nodes(ast.ClassDef, tree)]
+        kinds = [(node, self._space.get(node.name)) for node in classes]
+        return [part for node, kind in kinds if inspect.isclass(kind) and issubclass(kind, Dataset) for part in node.body]
 
     def _functions(self, roots: list[Any]) -> list[tuple[str, ast.FunctionDef]]:
         """Those whose names are read in these trees, or in one that is; of a class that is read, what is always called."""

@@ -108,7 +108,8 @@ class Judge:
     def alternatives(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
         """Of a training whose loss does not fall: what is to be said of each change with which it may, another learning rate first."""
         trained = [history for history in self._record.histories if history.steps]
-        if len(trained) != 1 or any(finding.stage == "fault" for finding in findings[:1]):
+        is_known = any(fault.stage == "fault" or (fault.kind == "not_learning" and fault.step is not None) for fault in findings[:1])
+        if len(trained) != 1 or is_known:  # by what was measured, or as of that step the learning rate is next to 0
             return ()
         history, rate = trained[0], trained[0].steps[-1].rate
         factors = _OTHER_RATES if 0 < rate < math.inf and not history.is_scheduled else ()

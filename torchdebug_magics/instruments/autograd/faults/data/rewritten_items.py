@@ -113,10 +113,9 @@ def _rewritten(kind: type, parts: list[_Part]) -> AutogradFinding | None:
 
 
 def _writes(statement: ast.stmt, attribute: str) -> bool:
-    """Whether it writes into what an attribute of that name holds, as one that fills a cache, or gives samples new labels, does on purpose."""
-    places = [target.value for target in targets_of(statement) if isinstance(target, ast.Subscript)]
+    """Whether it writes into what an attribute of that name holds on purpose, as into a cache, or new labels for samples."""
+    methods = [call.func for call in nodes(ast.Call, statement) if isinstance(call.func, ast.Attribute)]
+    places = [function.value for function in methods if function.attr.endswith("_")]
+    places += [target.value for target in targets_of(statement) if isinstance(target, ast.Subscript)]
     places += targets_of(statement) if isinstance(statement, ast.AugAssign) else []
-    places += [
-        call.func.value for call in nodes(ast.Call, statement) if isinstance(call.func, ast.Attribute) and call.func.attr.endswith("_")
-    ]
     return any(isinstance(part, ast.Attribute) and part.attr == attribute for place in places for part in ast.walk(place))
