@@ -74,6 +74,8 @@ def _pairs(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis |
         return replace(larger, sentence=f"{sentence}{larger.sentence}")
     if lost := squeezed(facts, scores):
         return Diagnosis(f"{sentence}{lost.words}", lost.edits, scores)
+    if scores.sizes[1:] == target.sizes[1:] and scores.sizes and (cause := _other_rows(facts, scores, target)):
+        return cause
     edits = [*last_step(facts, scores, target.sizes), *_same_numbers(facts, scores, target), *_same_rank(facts, scores, target)]
     return Diagnosis(sentence, tuple(edits), scores if made else target)
 
@@ -269,12 +271,15 @@ def _of_one_sample(scores: Operand, target: Operand) -> Diagnosis | None:
 
 
 def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
-    """A reshape on the way to the scores, in which features went into the batch."""
+    """A reshape on the way to the scores, in which features went into the batch, or the states of several layers."""
     many = target.sizes[0]
     for step in steps(scores.made):
         before = step.inputs[0][0] if step.inputs else ()
-        if step.op in RESHAPES and before[:1] == (many,) and step.shape[:1] == scores.sizes[:1] and len(before) > 2:
-            edits = at_step(step, FLAT)
+        if step.op not in RESHAPES or len(before) < _IN_STEPS or step.shape[:1] != scores.sizes[:1]:
+            continue
+        is_of_layers = before[1:2] == (many,) and step.shape == (before[0] * many, *before[2:])
+        if before[0] == many or is_of_layers:
+            edits = at_step(step, as_written("{0}[-1]"), why="the state of the last layer") if is_of_layers else at_step(step, FLAT)
             went = f"`{step.op}`{f' in `{step.module}`' if step.module else ''} made {shape(step.shape)} of {shape(before)}"
             return Diagnosis(f"`{facts.op}` gets {scores.sizes[0]} rows of scores for {many} targets: {went}", edits, scores)
     return None
