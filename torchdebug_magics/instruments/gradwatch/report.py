@@ -23,6 +23,7 @@ GradKind: TypeAlias = Literal[
     "boundless",
     "remade",
     "decayed",
+    "unscheduled",
 ]
 Values: TypeAlias = "list[float | None]"
 """One value for each bin of steps; None where the module had no gradient."""
@@ -51,7 +52,7 @@ class GradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """Gradients and updates show what the code, or a setting, does; the order of its calls, its sign, what was tried, are the code."""
-        is_code = self.kind in {"clipped_never", "ascending", "remade", "decayed"}
+        is_code = self.kind in {"clipped_never", "ascending", "remade", "decayed", "unscheduled"}
         return "fault" if is_code or self.fix_state == "verified" else "symptom"
 
     def sentence(self) -> str:
@@ -125,7 +126,7 @@ class GradReport(FindingsReport[GradFinding]):
     def status(self) -> Status:
         """``good`` only if updates were measured to the end of the cell, and nothing speaks against the training."""
         if self.finding is not None:
-            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never"} else "bad"
+            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never", "unscheduled"} else "bad"
         if self.nonfinite_step is not None or self.doubts:
             return "warn"
         return "info" if self.raised or not self.rows else "good"

@@ -380,6 +380,24 @@ for epoch in range(2):
         text="net = mlp(16, 32, 4)\nopt = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=100)  #> here\n" + _loop(at=""),
         fix="weight_decay=0.01",
     ),
+    Fault(
+        name="two schedulers of one optimizer, of which one is named after another one",
+        kind="unscheduled",
+        text="""
+g_net, d_net = mlp(16, 32, 4), mlp(16, 32, 4)
+g_opt, d_opt = torch.optim.Adam(g_net.parameters(), lr=1e-3), torch.optim.Adam(d_net.parameters(), lr=1e-3)
+g_schedule = torch.optim.lr_scheduler.StepLR(g_opt, 5, gamma=0.5)
+d_schedule = torch.optim.lr_scheduler.StepLR(g_opt, 5, gamma=0.5)  #> here
+for x, y in batches(10):
+    for net, opt in ((g_net, g_opt), (d_net, d_opt)):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+    g_schedule.step()
+    d_schedule.step()
+""",
+        fix="StepLR(d_opt, 5, gamma=0.5)",
+    ),
 )
 
 FAULTS = (*_DIVERGING, *_SPIKES, *_DEAD, *_VANISHING, *_TOO_FAST, *_NOT_LEARNING, *_CLIPPED, *_OPTIMIZERS, *_PLATEAU)
