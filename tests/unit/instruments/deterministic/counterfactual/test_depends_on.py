@@ -77,6 +77,16 @@ TOLD = {
         ("x = torch", "torch.manual_seed(42)\nx = torch"),
         ("torch's generator",),
     ),
+    "weights": Told(
+        "torch.manual_seed(0)\nnet = nn.Linear(3, 1)",
+        "opt = torch.optim.Adam(net.parameters())\nfor _ in range(3):\n    loss = net(torch.ones(2, 3)).pow(2).mean()\n"
+        "    opt.zero_grad()\n    loss.backward()\n    opt.step()  # <-",
+        "carried_state",
+        "aten.addmm.default",
+        "starts with `net` as this run left it",
+        ("opt = torch", "torch.manual_seed(0)\nnet = nn.Linear(3, 1)\nopt = torch"),
+        ("net",),
+    ),
 }
 CARRIED = {
     "a tensor that is bound anew": ("x = torch.ones(3)", "x = x * 2", "this run changes `x`", ("x",)),

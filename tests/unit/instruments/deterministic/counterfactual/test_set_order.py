@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from torchdebug_magics.instruments.deterministic.report import DeterministicReport
 
 TOLD = {
+    "a set that is numbered": (
+        "words = ['b', 'a', 'c']",
+        "places = {w: i for i, w in enumerate(set(words))}  # <-\nx = torch.tensor([places[w] for w in words]) * 2",
+        "sorted(set(words))",
+    ),
     "in a method, in a loop": (
         """\
 class Vocabulary:
