@@ -20,10 +20,6 @@ def t(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
-
-
 def test_a_mode_of_the_users_does_not_see_the_survey() -> None:
     class Mine(TorchDispatchMode):
         count = 0
