@@ -19,8 +19,6 @@ class HangCase:
     """The body; it leaves no thread, process or file behind that `--stop`, or its own end, would not end."""
     setup: str = ""
     """A cell that runs before, without the magic."""
-    files: tuple[tuple[str, str], ...] = ()
-    """(name, text) of files beside the notebook, such as a module."""
     after_s: float = 2.0
     """The value of ``--after``."""
     ends: str = "stop"
@@ -34,7 +32,7 @@ class HangCase:
     cause: tuple[str | None, ...] = (None,)
     """Any of these is right."""
     line: tuple[int, ...] | None = None
-    """Where to look (``h.location.line``): any of these is right; None where it is not judged, as in a file or an earlier cell."""
+    """Where to look (``h.location.line``): any of these is right; None where it is not judged, as in an earlier cell."""
     where: str = ""
     """A part of ``h.location.source``, judged where it is given."""
     root: str | None = None

@@ -183,8 +183,6 @@ class _Seat:
         return self._kernel
 
     def _run(self, kernel: Kernel, case: HangCase, outcome: Outcome) -> None:
-        for name, text in case.files:
-            (kernel.folder / name).write_text(text)
         if case.setup:
             _quiet(kernel, case.setup)
         before = _people(kernel)

@@ -186,34 +186,4 @@ for batch in DataLoader(Shards(), batch_size=4, num_workers=2):
         says=("batch 1",),
         raises=STOPPED,
     ),
-    planted(
-        name="openmp_after_fork",
-        setup="""
-import torch
-
-torch.set_num_threads(2)
-warm = torch.randn(600, 600) @ torch.randn(600, 600)
-""",
-        cell="""
-import multiprocessing as mp
-
-
-def evaluate(size):
-    x = torch.randn(size, size)
-    y = x @ x #!
-    print(y.mean())
-
-
-child = mp.get_context("fork").Process(target=evaluate, args=(600,), name="evaluator")
-child.start()
-child.join()
-""",
-        cause=("openmp_after_fork",),
-        root="process evaluator",
-        kind=("native",),
-        where="x @ x",
-        edges=(("main", "process evaluator"),),
-        says=("set_num_threads(1)|spawn",),
-        raises=STOPPED,
-    ),
 )

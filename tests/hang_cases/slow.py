@@ -10,20 +10,6 @@ STOPPED = "KeyboardInterrupt"
 
 CASES = (
     planted(
-        name="sleep",
-        cell="""
-import time
-
-print("waiting for the quota")
-time.sleep(6) #!
-""",
-        ends="itself",
-        state=("slow",),
-        root="main",
-        kind=("sleep",),
-        where="time.sleep(6)",
-    ),
-    planted(
         name="hidden_state_never_detached",
         source="https://discuss.pytorch.org/t/training-gets-slow-down-by-each-batch-slowly/",
         setup=WARM,
@@ -48,46 +34,6 @@ for step in range(10_000):
         cause=("growing_graph",),
         after_s=1.0,
         says=("detach",),
-    ),
-    planted(
-        name="loss_that_is_summed_up_with_its_graph",
-        setup=WARM,
-        cell="""
-import time
-
-import torch
-
-model = torch.nn.Sequential(*[layer for _ in range(200) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())])
-total = torch.zeros(())
-begin = time.monotonic()
-while time.monotonic() - begin < 11:
-    for _ in range(60):
-        total = total + model(torch.randn(4, 8)).pow(2).mean()
-    total.backward(retain_graph=True) #!
-    for p in model.parameters():
-        p.data -= 1e-4 * p.grad
-        p.grad = None
-""",
-        ends="itself",
-        state=("slow",),
-        cause=("growing_graph",),
-        after_s=1.0,
-    ),
-    planted(
-        name="expression_that_backtracks",
-        cell="""
-import re
-
-CELL = re.compile(r"^(\\w+\\s?)*$")
-line = "loss " + "x" * 22 + "!"
-found = CELL.match(line) #!
-""",
-        ends="itself",
-        state=("slow",),
-        after_s=1.0,
-        cause=("gil_held",),
-        root="main",
-        where="CELL.match",
     ),
     planted(
         name="server_that_answers_late",
@@ -116,40 +62,6 @@ with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/model.bin") 
 server.shutdown()
 server.server_close()
 """,
-        ends="itself",
-        state=("slow",),
-        cause=("network",),
-    ),
-    planted(
-        name="download_that_trickles",
-        cell="""
-import http.server
-import threading
-import time
-import urllib.request
-
-
-class Trickle(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "3000")
-        self.end_headers()
-        for _ in range(3):
-            time.sleep(2)
-            self.wfile.write(bytes(1000))
-            self.wfile.flush()
-
-    def log_message(self, *args):
-        pass
-
-
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
-threading.Thread(target=server.serve_forever, name="mirror", daemon=True).start()
-data = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/data.tar").read()
-server.shutdown()
-server.server_close()
-""",
-        after_s=1.5,
         ends="itself",
         state=("slow",),
         cause=("network",),

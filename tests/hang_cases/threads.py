@@ -10,42 +10,6 @@ STOPPED = "KeyboardInterrupt"
 
 CASES = (
     planted(
-        name="two_threads_two_locks",
-        cell="""
-import threading
-import time
-
-weights = threading.Lock()
-metrics = threading.Lock()
-
-
-def save():
-    with weights:
-        time.sleep(0.3)
-        with metrics: #!
-            pass
-
-
-def report():
-    with metrics:
-        time.sleep(0.3)
-        with weights: #!
-            pass
-
-
-threads = [threading.Thread(target=save, name="saver", daemon=True), threading.Thread(target=report, name="reporter", daemon=True)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-""",
-        cause=("deadlock",),
-        root="thread saver|thread reporter",
-        kind=("lock",),
-        edges=(("main", "thread saver"), ("thread saver", "thread reporter"), ("thread reporter", "thread saver")),
-        raises=STOPPED,
-    ),
-    planted(
         name="asyncio_lock_taken_twice",
         cell="""
 import asyncio
@@ -98,34 +62,5 @@ print(await load()) #!
 """,
         cause=("event_never_set",),
         raises="KeyboardInterrupt|CancelledError",
-    ),
-    planted(
-        name="early_return_keeps_the_lock",
-        cell="""
-import threading
-
-
-class Cache:
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.items = {}
-
-    def get(self, key):
-        self.lock.acquire() #!
-        if key in self.items:
-            return self.items[key]
-        self.items[key] = key * 2
-        self.lock.release()
-        return self.items[key]
-
-
-cache = Cache()
-values = [cache.get(key) for key in (1, 2, 3, 1, 4)]
-""",
-        cause=("self_deadlock", "lock_never_released"),
-        root="main",
-        kind=("lock",),
-        where="self.lock.acquire()",
-        raises=STOPPED,
     ),
 )

@@ -16,7 +16,7 @@ PRELUDE: Final = """\
 import math, random
 import torch, torch.nn as nn, torch.nn.functional as F
 torch.set_num_threads(1)
-torch.manual_seed({seed}); random.seed({seed})
+torch.manual_seed(0); random.seed(0)
 """
 """Runs before the setup of every case, as a cell of its own."""
 
@@ -62,8 +62,6 @@ class Expect:
     tensor: Any = ANY
     reproduced: Any = DEFAULT
     """True, unless said otherwise, for forward, loss and backward findings."""
-    spoilt_here: Any = ANY
-    """Of a bad parameter: whether it became so in the cell."""
     count: Any = ANY
     """How many findings there are in all."""
     bad_steps: Any = ANY
@@ -84,7 +82,6 @@ class Expect:
             "rows": self.rows,
             "diagnosis": ANY if self.diagnosis is None else self.diagnosis,
             "tensor": self.tensor,
-            "spoilt_here": self.spoilt_here,
             "count": self.count,
             "bad_steps": self.bad_steps,
             "reproduced": (True if replayed else ANY) if self.reproduced is DEFAULT else self.reproduced,
@@ -154,7 +151,6 @@ class Case:
     """Importable modules that stand beside the notebook."""
     needs: str = ""
     """A package without which the case cannot run."""
-    seed: int = 0
     pure: bool = True
     """Whether two plain runs from one seed give the same bits."""
 
@@ -166,7 +162,7 @@ class Case:
     @property
     def prelude(self) -> str:
         """The imports and the seed."""
-        return PRELUDE.format(seed=self.seed)
+        return PRELUDE
 
     def place(self) -> Place | None:
         """The line with the marker, counted in its own text; None where there is none."""

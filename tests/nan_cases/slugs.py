@@ -2,23 +2,16 @@
 
 from typing import Final
 
-WHERE_TRAP: Final = "where_trap"
 LOG_ZERO: Final = "log_zero"
 DIV_ZERO: Final = "div_zero"
 SQRT_ZERO: Final = "sqrt_zero"
-POW_ZERO: Final = "pow_zero"
-ALL_IGNORED: Final = "all_ignored"
 MASKED_ROW: Final = "masked_row"
 FP16_OVERFLOW: Final = "fp16_overflow"
 BF16_OVERFLOW: Final = "bf16_overflow"
-MASK_SUM: Final = "mask_sum"
 EPS_ZERO: Final = "eps_zero"
-ZERO_VARIANCE: Final = "zero_variance"
 CLIP_INF: Final = "clip_inf"
 LR_TOO_HIGH: Final = "lr_too_high"
 ADAM_EPS: Final = "adam_eps_zero"
 CTC: Final = "infeasible_ctc"
-EXPLODING_PARAMETER: Final = "exploding_parameter"
 BAD_ROW: Final = "bad_data_row"
 BAD_EMBEDDING: Final = "bad_embedding_row"
-SCALE_COLLAPSE: Final = "scale_collapse"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +55,6 @@ IN_BATCH = waits("batch", "batch 2", (CHILD,), batch=2, worker=0, workers=1, pin
 
 # (what there is, cause, root, words of the headline, words of the fix)
 STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
-    "two threads, two locks": (
-        lambda world: main(world, waits("lock", on=(OTHER,)), thread(2, waits("lock", on=(ME,)))),
-        "deadlock", "main", "the main thread and thread t2 wait for each other", "same order",
-    ),
     "a lock and a join": (
         lambda world: main(world, waits("join", on=(OTHER,)), thread(2, waits("lock", on=(ME,)))),
         "deadlock", "main", "wait for each other", "release the lock before",
@@ -70,26 +65,12 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         ),
         "deadlock", "thread t2", "thread t2 and thread t3 wait for each other", "same order",
     ),
-    "its own lock": (
-        lambda world: main(world, waits("lock", on=(ME,))), "self_deadlock", "main", "a lock that it holds itself", "RLock",
-    ),
-    "a worker's own lock": (
-        lambda world: main(world, IN_BATCH).add(worker(waits("lock", on=(ME,)))),
-        "self_deadlock", "worker 0", "DataLoader worker 0 waits for a lock that it holds itself", "`num_workers=0`",
-    ),
     "a lock of nobody": (
         lambda world: main(world, waits("lock")), "lock_never_released", "main", "a lock that was never released", "with lock:",
-    ),
-    "a lock that was held at a fork": (
-        lambda world: main(world, waits("join", on=(CHILD,))).add(facts(100, thread(1, waits("lock"), line=8))),
-        "lock_never_released", "process Process-100", "that was held when the process was forked", "spawn",
     ),
     "a lock between processes": (
         lambda world: main(world, waits("join", on=(CHILD,))).add(facts(100, thread(1, waits("lock", semaphore="/s"), line=8))),
         "lock_never_released", "process Process-100", "never released", "with lock:",
-    ),
-    "an empty queue": (
-        lambda world: main(world, waits("queue", "queue.get()", get=True)), "queue_never_fed", "main", "waits in queue.get()", "sentinel",
     ),
     "a full queue": (
         lambda world: main(world, waits("queue", "queue.put()", put=True)), "queue_never_fed", "main", "a full queue", "maxsize",
@@ -114,40 +95,15 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         lambda world: main(world, IN_BATCH).add(worker(None, calls="cv2.imread")),
         "worker_blocked", "worker 0", "is blocked in `cv2.imread`", "without workers",
     ),
-    "a worker that was killed": (
-        lambda world: main(world, IN_BATCH).ended(100, -9),
-        "worker_died", "worker 0", "DataLoader worker 0 was killed by SIGKILL", "memory",
-    ),
     "a worker without shared memory": (
         lambda world: main(world, IN_BATCH).ended(100, -signal.SIGBUS), "worker_died", "worker 0", "SIGBUS", "--shm-size",
     ),
     "a worker that has left": (
         lambda world: main(world, IN_BATCH).ended(100, 3), "worker_died", "worker 0", "ended with exit code 3", "raise an exception",
     ),
-    "a process that raised": (
-        lambda world: main(world, waits("queue", "queue.get()", get=True, shared=True)).ended(100, 1, type="KeyError", message="'x'"),
-        "worker_died", "process Process-100", "raised KeyError: 'x', and the main thread waits for queue.get()", "fix the error",
-    ),
-    "OpenMP after a fork": (
-        lambda world: openmp(world),  # noqa: PLW0108 - which stands below
-        "openmp_after_fork", "process Process-100", "which fork does not copy", "set_num_threads(1)",
-    ),
-    "a debugger in a rank": (
-        lambda world: ranks(world, rank(0, IN_COLLECTIVE), rank(1, waits("input", "a debugger's prompt", debugger=True))),
-        "debugger_in_worker", "rank 1", "rank 1 has stopped in a debugger", "a single process",
-    ),
     "input in a worker": (
         lambda world: main(world, IN_BATCH).add(worker(waits("input", "your input"))),
         "input_waiting", "worker 0", "DataLoader worker 0 waits for input", "notebook's own process",
-    ),
-    "a queue that must be read before the join": (
-        lambda world: main(world, waits("join", "the end of process Process-100", (CHILD,))).add(
-            facts(100, thread(1, waits("join", on=(OTHER,)), line=8), thread(2, waits("io", "room", pipe_full=True), line=None))
-        ),
-        "deadlock", "main", "the main thread waits for the end of process Process-100", "before you join",
-    ),
-    "a command that writes more than is read": (
-        lambda world: program(world, "write pipe:[5]"), "deadlock", "process program", "waits for its output to be read", "communicate()",
     ),
     "a command that reads": (
         lambda world: program(world, "read pipe:[5]"), "input_waiting", "process program", "input that no process writes", "DEVNULL",
@@ -158,18 +114,6 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
     "a future that nobody resolves": (
         lambda world: main(world, waits("join", "the result of a future", future=True)),
         "event_never_set", "main", "nobody resolves", "set_result",
-    ),
-    "a task of a pool of one that waits for another of its tasks": (
-        lambda world: main(
-            world,
-            waits("join", "the result of a future", (OTHER,), future=True),
-            thread(2, waits("join", "the result of a future", (OTHER,), future=True)),
-        ),
-        "self_deadlock|deadlock", "thread t2", "thread t2 waits for", "pool",
-    ),
-    "a rank that has no call": (
-        lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False))), rank(1, waits("lock"), issued())),
-        "collective_missing", "rank 1", "rank 1 never called all_reduce #1 [4], in which rank 0 waits", "every rank",
     ),
     "a rank that has ended well": (
         lambda world: ranks(
@@ -193,32 +137,9 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         ),
         "collective_mismatch", "rank 1", "rank 1 calls all_reduce", "dtype",
     ),
-    "another order": (
-        lambda world: ranks(
-            world,
-            rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], True), ("broadcast", [4], False))),
-            rank(1, IN_COLLECTIVE, issued(("all_reduce", [4], True), ("all_reduce", [4], False))),
-        ),
-        "collective_mismatch", "rank 1", "rank 1 calls all_reduce #2 [4] where rank 0 calls broadcast #2 [4]", "same order",
-    ),
-    "uneven batches": (
-        lambda world: ranks(world,
-            rank(0, None, backward(True, True, False), in_backward=True),
-            rank(1, waits("queue", "queue.get()"), backward(True, True)),
-        ),
-        "uneven_batches", "rank 1", "rank 1 has run out of batches, and rank 0 waits for it in backward", "model.join()",
-    ),
     "a rank that never trained": (
         lambda world: ranks(world, rank(0, None, backward(False), in_backward=True), rank(1, waits("queue", "queue.get()"), issued())),
         "collective_missing", "rank 1", "rank 1 never called backward()", "equally often",
-    ),
-    "unused parameters": (
-        lambda world: ranks(
-            world,
-            rank(0, None, backward(True, False), in_backward=True),
-            rank(1, waits("queue"), backward(True), unused_parameters=["head.weight", "head.bias"]),
-        ),
-        "unused_parameters", "rank 1", "rank 1 computed no gradient for `head.weight`", "find_unused_parameters=True",
     ),
     "a rank whose parameters were not reduced": (
         lambda world: ranks(world, rank(0, IN_COLLECTIVE, issued(("all_reduce", [4], False)))).ended(
@@ -233,19 +154,7 @@ STUCK: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
         .add(facts(101, thread(1, waits("queue", "queue.get()"), line=9))),
         "collective_missing", "process Process-101", "in init_process_group, and process Process-101 never called it", "world_size",
     ),
-    "too few ranks": (
-        lambda world: main(world, waits("join", "the end of a process", (CHILD,))).add(
-            facts(100, thread(1, waits("collective", "init_process_group", op="init_process_group")), rank=0, world_size=2)
-        ),
-        "collective_missing", "rank 0", "only 1 rank joined", "world_size",
-    ),
 }  # fmt: skip
-
-
-def openmp(world: World) -> World:
-    world.own = facts(US, thread(1, waits("join", on=(CHILD,))), torch_threads=4)
-    world.sleeps_in[100] = "futex"
-    return world.add(facts(100, thread(1, None, line=8, calls="torch.mm")))
 
 
 def program(world: World, sleeps_in: str) -> World:
@@ -275,19 +184,8 @@ def test_stuck(case: str, world: World) -> None:
 # Somebody moves, or will by itself -----------------------------------------------------------------------------------
 
 SLOW: dict[str, tuple[Callable[[World], World], str | None, str]] = {
-    "asleep": (lambda world: main(world, waits("sleep", "time.sleep(60)")), None, "sleeps in time.sleep(60)"),
-    "a sleeper that is waited for": (
-        lambda world: main(world, waits("join", on=(OTHER,)), thread(2, waits("sleep", "time.sleep(60)"))), None, "thread t2 sleeps",
-    ),
-    "input of the main thread": (lambda world: main(world, waits("input", "your input")), "input_waiting", "your input"),
-    "the network": (
-        lambda world: main(world, waits("io", "a response from host.org", network=True, host="host.org")), "network", "from host.org",
-    ),
     "a wait with an end": (
         lambda world: main(world, waits("queue", "queue.get()", timeout_s=60.0, get=True)), None, "with a timeout of",
-    ),
-    "a worker that sleeps": (
-        lambda world: main(world, IN_BATCH).add(worker(waits("sleep", "time.sleep(9)"))), "data_loading", "worker 0 sleeps in the Dataset",
     ),
     "a command of which nothing is known": (lambda world: program(world, "poll"), None, "process program"),
     "a command that asks the network": (lambda world: program(world, "receive socket"), "network", "waits for the network"),
@@ -356,18 +254,8 @@ def running(world: World, **more: Any) -> list[Any]:
     return [main(world, None, values={"i": number}, **more).look(float(number)) for number in range(3)]
 
 
-def test_what_takes_the_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Progress()
-    assert judged_by(running(world), compiling=6, python=3).cause == "compiling"
-    assert judged_by(running(world), batch=6, python=3).cause == "data_loading"
+def test_pressure_on_the_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged_by(running(world), python=9).cause is None
-    progress.tracer = ("a trace function", "each line slower", "`sys.settrace(None)`")
-    found = judged_by(running(world), progress, python=9)
-    assert (found.cause, found.fix) == ("tracing", "`sys.settrace(None)`")
-    progress.passes.carrier, progress.passes.began_s = ("hidden", "`hidden = hidden.detach()`"), 1.0
-    found = judged_by(running(world), progress, backward=9)
-    assert (found.cause, found.fix) == ("growing_graph", "`hidden = hidden.detach()` at the start of each step")
-    assert "`hidden` keeps" in found.headline
     monkeypatch.setattr(judge, "memory_pressure", lambda: MemoryPressure(0.4, 1 << 30, 0.97, "container limit"))
     found = judged_by(running(world), python=9)
     assert found.cause == "memory_pressure"
@@ -421,15 +309,6 @@ def test_a_while_in_which_a_worker_computes_is_named(world: World, tmp_path: Pat
 
 
 # One look is enough --------------------------------------------------------------------------------------------------
-
-
-def test_a_debugger_in_another_process_is_seen_at_once(world: World) -> None:
-    main(world, IN_BATCH).add(worker(waits("input", "a debugger's prompt", debugger=True)))
-    found = debugger_now(world.look(time.monotonic()), Progress())
-    assert found is not None
-    assert (found.cause, found.chain) == ("debugger_in_worker", ("main", "worker 0"))
-    assert found.location is not None
-    assert (found.location.file, found.location.line) == (FILE, 8)
 
 
 def test_a_debugger_of_this_process_is_the_users(world: World) -> None:

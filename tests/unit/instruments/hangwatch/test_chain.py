@@ -19,7 +19,6 @@ def look(*everybody: Participant, at_s: float = 0.0) -> Look:
 
 
 WAYS = {
-    "alone": ([one("main", kind="python")], {}, ("main",), False),
     "a row": ([one("main", "a"), one("a", "b"), one("b")], {}, ("main", "a", "b"), False),
     "itself": ([one("main", "main")], {}, ("main", "main"), True),
     "a circle": ([one("main", "a"), one("a", "main")], {}, ("main", "a", "main"), True),

@@ -45,7 +45,6 @@ for step in range(6):
     loss.backward({})
 """
 GROW = {
-    "a state": ("hidden = model(hidden).tanh(); loss = hidden.sum()", "write `hidden = hidden.detach()`"),
     "a state, and the input": ("hidden = model(torch.ones(1, 4) + hidden); loss = hidden.sum()", "write `hidden = hidden.detach()`"),
     "a sum": ("total = total + model(hidden).sum(); loss = total * 1", "write `total = total.detach()`"),
     "a sum in place": ("total += model(hidden).sum(); loss = total * 1", "write `total = total.detach()`"),

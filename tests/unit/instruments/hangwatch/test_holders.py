@@ -36,39 +36,6 @@ def acquired_line(waiting: dict[str, Any]) -> str:
     return linecache.getline(file, line).strip()
 
 
-def test_two_threads_that_hold_each_others_lock(resting: Resting) -> None:
-    one, two, end = threading.Lock(), threading.Lock(), threading.Barrier(2)
-
-    def first() -> None:
-        with one:
-            end.wait()
-            two.acquire(timeout=60)
-
-    def second() -> None:
-        two.acquire()
-        end.wait()
-        one.acquire(timeout=60)
-
-    resting(first, second, release=two.release)
-    found = waits()
-    assert (found["first"]["who"], found["second"]["who"]) == (["second"], ["first"])
-    assert acquired_line(found["first"]) == "two.acquire()"
-    assert acquired_line(found["second"]) == "with one:"
-
-
-def test_a_lock_of_its_own(resting: Resting) -> None:
-    lock = threading.Lock()
-
-    def own() -> None:
-        lock.acquire()
-        lock.acquire()
-
-    resting(own, release=lock.release)
-    found = waits()["own"]
-    assert found["who"] == ["own"]
-    assert acquired_line(found) == "lock.acquire()"
-
-
 def test_a_lock_that_was_released_again_is_not_held_by_who_did(resting: Resting) -> None:
     lock, end = threading.Lock(), threading.Event()
 

@@ -40,27 +40,10 @@ def waiting_of(thread: threading.Thread) -> Waiting | None:
     return wait_of(own_frames(sys._current_frames()[thread.ident or 0]))
 
 
-def lock_acquire() -> Wait:
-    lock = threading.Lock()
-    lock.acquire()
-    return lambda: lock.acquire(), lock.release
-
-
 def lock_acquire_with_timeout() -> Wait:
     lock = threading.Lock()
     lock.acquire()
     return lambda: lock.acquire(timeout=30), lock.release
-
-
-def lock_with() -> Wait:
-    lock = threading.Lock()
-    lock.acquire()
-
-    def wait() -> None:
-        with lock:
-            pass
-
-    return wait, lock.release
 
 
 def lock_of_an_object() -> Wait:
@@ -132,13 +115,6 @@ def semaphore() -> Wait:
     return lambda: one.acquire(), one.release
 
 
-def thread_join() -> Wait:
-    end = threading.Event()
-    other = threading.Thread(target=end.wait, name="other", daemon=True)
-    other.start()
-    return lambda: other.join(), end.set
-
-
 def thread_join_with_timeout() -> Wait:
     end = threading.Event()
     other = threading.Thread(target=end.wait, name="other", daemon=True)
@@ -151,21 +127,10 @@ def queue_get() -> Wait:
     return lambda: one.get(), lambda: one.put(1)
 
 
-def queue_get_with_timeout() -> Wait:
-    one: queue.Queue[int] = queue.Queue()
-    return lambda: one.get(timeout=30), lambda: one.put(1)
-
-
 def queue_put() -> Wait:
     one: queue.Queue[int] = queue.Queue(1)
     one.put(1)
     return lambda: one.put(2), one.get
-
-
-def queue_join() -> Wait:
-    one: queue.Queue[int] = queue.Queue()
-    one.put(1)
-    return lambda: one.join(), one.task_done
 
 
 def simple_queue() -> Wait:
@@ -175,17 +140,6 @@ def simple_queue() -> Wait:
 
 def sleep() -> Wait:
     return lambda: time.sleep(0.4), lambda: None
-
-
-def process_queue() -> Wait:
-    one = FORK.Queue()
-
-    def release() -> None:
-        one.put(1)
-        one.close()
-        one.join_thread()
-
-    return lambda: one.get(), release
 
 
 def process_event() -> Wait:
@@ -220,25 +174,6 @@ def pipe_poll() -> Wait:
     return lambda: ours.poll(30), lambda: theirs.send(1)
 
 
-def process_join() -> Wait:
-    process = FORK.Process(target=time.sleep, args=(60,), name="sleeper")
-    process.start()
-    return lambda: process.join(), process.kill
-
-
-def process_sentinels() -> Wait:
-    processes = [FORK.Process(target=time.sleep, args=(60,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-
-    def release() -> None:
-        for process in processes:
-            process.kill()
-            process.join()
-
-    return lambda: multiprocessing.connection.wait([process.sentinel for process in processes]), release
-
-
 def command_wait() -> Wait:
     child = subprocess.Popen(["sleep", "60"])
     return lambda: child.wait(), child.kill
@@ -258,25 +193,6 @@ def thread_pool_map() -> Wait:
         pool.join()
 
     return lambda: pool.map(lambda _: end.wait(), [1]), release
-
-
-def process_pool_get() -> Wait:
-    pool = FORK.Pool(2)
-
-    def wait() -> None:
-        with contextlib.suppress(multiprocessing.TimeoutError):
-            pool.apply_async(time.sleep, (1.0,)).get()
-
-    def release() -> None:
-        pool.close()
-        pool.join()
-
-    return wait, release
-
-
-def future_result() -> Wait:
-    one: concurrent.futures.Future[int] = concurrent.futures.Future()
-    return lambda: one.result(), lambda: one.set_result(1)
 
 
 def futures_wait() -> Wait:
@@ -348,9 +264,7 @@ def waitpid() -> Wait:
 
 # By the way to wait: kind, what, timeout (None: none; 30: nearly), what its targets are
 WAYS: dict[Callable[[], Wait], tuple[str, str, float | None, str]] = {
-    lock_acquire: ("lock", "lock", None, ""),
     lock_acquire_with_timeout: ("lock", "lock", 30, ""),
-    lock_with: ("lock", "lock", None, ""),
     lock_of_an_object: ("lock", "lock", None, ""),
     event: ("event", "event", None, ""),
     event_with_timeout: ("event", "event", 30, ""),
@@ -358,27 +272,19 @@ WAYS: dict[Callable[[], Wait], tuple[str, str, float | None, str]] = {
     condition_for: ("event", "condition", None, ""),
     barrier: ("event", "barrier", None, ""),
     semaphore: ("lock", "semaphore", None, ""),
-    thread_join: ("join", "the end of thread other", None, "thread"),
     thread_join_with_timeout: ("join", "the end of thread other", 30, "thread"),
     queue_get: ("queue", "queue.get()", None, ""),
-    queue_get_with_timeout: ("queue", "queue.get()", 30, ""),
     queue_put: ("queue", "queue.put()", None, ""),
-    queue_join: ("queue", "queue.join()", None, ""),
     simple_queue: ("queue", "queue.get()", None, ""),
     sleep: ("sleep", "time.sleep(0.4)", None, ""),
-    process_queue: ("queue", "multiprocessing queue.get()", None, ""),
     process_event: ("event", "multiprocessing event", None, ""),
     process_lock: ("lock", "multiprocessing Lock", None, ""),
     process_lock_with: ("lock", "multiprocessing Lock", None, ""),
     pipe_recv: ("io", "a message from a pipe", None, ""),
     pipe_poll: ("io", "a message from a pipe", 30, ""),
-    process_join: ("join", "the end of process sleeper", None, "process"),
-    process_sentinels: ("join", "the end of 2 processes", None, "process"),
     command_wait: ("join", "the end of sleep", None, "process"),
     command_communicate: ("join", "the end of sleep", None, "process"),
     thread_pool_map: ("join", "the result of a pool", None, "thread"),
-    process_pool_get: ("join", "the result of a pool", None, "process"),
-    future_result: ("join", "the result of a future", None, ""),
     futures_wait: ("join", "the result of a future", None, ""),
     futures_as_completed: ("join", "the result of a future", None, ""),
     socket_recv: ("io", "a socket", None, ""),
@@ -544,10 +450,6 @@ async def _lock() -> None:
     await lock.acquire()
 
 
-async def _queue() -> None:
-    await asyncio.Queue().get()
-
-
 async def _sleep() -> None:
     await asyncio.sleep(60)
 
@@ -563,8 +465,6 @@ async def _gather() -> None:
 TASKS = {
     _event: ("event", "asyncio event"),
     _lock: ("lock", "asyncio lock"),
-    _queue: ("queue", "asyncio queue.get()"),
-    _sleep: ("sleep", "asyncio.sleep(60)"),
     _future: ("event", "a future"),
     _gather: ("join", "a task"),
 }

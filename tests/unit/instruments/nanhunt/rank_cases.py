@@ -113,11 +113,6 @@ def averaged_in_one(model: torch.nn.Module) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def bad_batch(rank: int) -> Result:
-    model = DistributedDataParallel(Net())
-    return hunted(model, partial(train, model, rank, square, nan_row=True))
-
-
 def born_in_backward(rank: int) -> Result:
     model = DistributedDataParallel(Net(), gradient_as_bucket_view=True)
     return hunted(model, partial(train, model, rank, sqrt_of_zero))
@@ -267,7 +262,7 @@ def clipped(rank: int) -> Result:
 CASES = {
     one.__name__: one
     for one in (
-        bad_batch, born_in_backward, static_graph, bad_parameter, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
+        born_in_backward, static_graph, bad_parameter, by_hand, by_hand_in_one, in_float16, accumulated, loss_of_all,
         healthy, shapes_in_one, sharded, sharded_with_a_bad_input, clipped,
     )
 }  # fmt: skip

@@ -7,31 +7,9 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.watch.sentinel import Beginning
 
 # ruff: noqa: PT012 - whole steps are watched
 X = torch.ones(4, 2)
-
-
-def test_what_was_bad_stays_known_and_what_came_later_was_fine() -> None:
-    good, bad = nn.Linear(2, 2), nn.BatchNorm1d(2)
-    assert bad.running_var is not None
-    bad.running_var[1] = float("inf")
-    beginning = Beginning.take([good, bad])
-    good.weight.data.fill_(float("nan"))
-    assert beginning.was_fine(good.weight)
-    assert beginning.was_fine(nn.Linear(1, 1).weight)
-    assert not beginning.was_fine(bad.running_var)
-    assert not beginning.was_fine(bad.running_var.view(2, 1))
-
-
-def test_of_weights_that_were_not_read_nobody_says_that_they_were_fine() -> None:
-    assert not Beginning().was_fine(torch.ones(1))
-
-
-@pytest.mark.parametrize("module", [nn.LazyLinear(2), nn.Linear(2, 2, device="meta")])
-def test_weights_without_numbers_are_passed_by(module: nn.Module) -> None:
-    assert Beginning.take([module]).is_known
 
 
 def update(teacher: nn.Module, rate: float) -> None:

@@ -12,8 +12,13 @@ from tests.nan_cases import ANY, Case, Expect, Nothing, all_cases
 from tests.nan_cases.door import compare, compare_location, plain, purity, raised, watch
 
 CASES = all_cases()
-# Recording only: a sixth of the easy ones, and all that are about loops and side effects.
-RECORDED = [*CASES[::6], *(case for case in CASES[1:] if case.name.startswith(("flow_", "hard_", "optimizer_")))]
+OTHERS = (
+    "backward_bad_custom_function", "nothing_scaler_with_accumulation", "number_autocast_bfloat16_large_exponent",
+    "origin_attack_of_several_steps_and_a_bad_layer", "precision_bfloat16_square_overflows",
+)  # fmt: skip
+# Recording only: all that are about loops and side effects, and a few more.
+RECORDED = [case for case in CASES if case.name.startswith(("flow_", "hard_", "optimizer_", "recipe_", "science_", "value_", "wild_"))]
+RECORDED += [case for case in CASES if case.name in OTHERS]
 
 
 def _named(cases: Iterable[Case]) -> list[Any]:
@@ -22,6 +27,8 @@ def _named(cases: Iterable[Case]) -> list[Any]:
 
 @pytest.mark.parametrize("case", _named(CASES))
 def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None:
+    if case.needs:
+        plain(case)  # the first import of a library may draw random numbers
     outcome = watch(case)
     assert outcome.report is not None
     differs = {
@@ -41,8 +48,6 @@ def test_the_finding_is_the_true_one_and_nothing_was_touched(case: Case) -> None
 
 @pytest.mark.parametrize("case", _named(case for case in RECORDED if case.pure and not case.options.get("keep_going")))
 def test_keep_going_leaves_the_bits_of_a_plain_run(case: Case) -> None:
-    if case.needs:
-        plain(case)  # the first import of a library may draw random numbers
     outcome, measure = watch(case, keep_going=True), plain(case)
     assert outcome.report is not None
     assert type(outcome.error) is type(measure.error)
@@ -56,11 +61,3 @@ def test_names_are_unique_and_every_line_that_is_checked_is_marked() -> None:
         place = case.place()
         if isinstance(case.truth, Expect) and case.truth.line is not ANY and case.truth.phases <= {"forward", "loss", "backward"}:
             assert place is not None, case.name
-
-
-def test_there_are_enough_of_each() -> None:
-    truths = [case.truth for case in CASES]
-    assert len(CASES) >= 90
-    assert sum(isinstance(truth, Nothing) for truth in truths) >= 25
-    for phase in ("data", "parameter", "forward", "loss", "backward", "optimizer"):
-        assert sum(isinstance(truth, Expect) and truth.phase == phase for truth in truths) >= 5, phase

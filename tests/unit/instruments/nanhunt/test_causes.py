@@ -115,28 +115,13 @@ def test_what_does_not_end_the_fault_is_no_code() -> None:
     assert "finite" not in finding.fix.partition(",")[0]
 
 
-WEIGHTS = torch.arange(9.0).reshape(N, N)
-EYE, ZEROS = torch.eye(N), torch.zeros(N, N)
-UNLIKE, DIAGONAL = "A + torch.diag(1e-4 * torch.arange(A.shape[-1]))", "A + 1e-4 * torch.eye(A.shape[-1])"
-
-
-@pytest.mark.parametrize(
-    ("loss", "added", "matrix"),
-    [
-        ("torch.linalg.eigh({})[1] * w", UNLIKE, EYE),
-        ("torch.linalg.svd({})[0] * w", UNLIKE, EYE),
-        ("torch.linalg.inv_ex({})[0]", DIAGONAL, ZEROS),
-        ("torch.linalg.slogdet({})[1]", DIAGONAL, ZEROS),
-        ("torch.linalg.qr({})[0] * w", DIAGONAL, ZEROS),
-        ("torch.linalg.solve_ex({}, w)[0]", DIAGONAL, ZEROS),
-    ],
-)
-def test_the_advised_repair_of_a_matrix(loss: str, added: str, matrix: torch.Tensor) -> None:
-    finding = hunted(loss.format("A"), matrix, w=WEIGHTS)
+def test_the_advised_repair_of_a_matrix() -> None:
+    zeros = torch.zeros(N, N)
+    finding = hunted("torch.linalg.inv_ex(A)[0]", zeros)
     assert finding is not None
     assert finding.diagnosis == "degenerate_matrix"
-    assert added in advised(finding)
-    assert hunted(advised(finding), matrix, w=WEIGHTS) is None
+    assert "A + 1e-4 * torch.eye(A.shape[-1])" in advised(finding)
+    assert hunted(advised(finding), zeros) is None
 
 
 def half(dtype: torch.dtype, loss: str, value: float) -> Any:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -413,12 +412,6 @@ def test_what_was_compiled_before_is_not_compiled_anew_under_us(compiler: Any, m
 # ------------------------------------------------------------------------------------------------ values
 
 
-@dataclasses.dataclass
-class Out:
-    logits: torch.Tensor
-    extra: dict[str, list[torch.Tensor]]
-
-
 class Structured(nn.Module):
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -432,12 +425,9 @@ class Structured(nn.Module):
 @pytest.mark.parametrize(
     ("make", "take"),
     [
-        (lambda h: Out(h, {"h": [h]}), lambda out: out.extra["h"][0]),
-        (lambda h: {"a": (None, h)}, lambda out: out["a"][1]),
-        (lambda h: [[h], "text"], lambda out: out[0][0]),
         (lambda h: ({"a": {"b": h}},), lambda out: out[0]["a"]["b"]),
     ],
-    ids=["dataclass", "dict", "list", "deep"],
+    ids=["deep"],
 )
 def test_structured_outputs(make: Any, take: Any, grads: bool) -> None:
     model = Structured(make)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, may_be_scaling
+from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one
 
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.nanhunt.report import NanReport
@@ -228,19 +228,3 @@ def test_at_scale_one_leaves_a_scaler_as_it_was() -> None:
     assert used == [used_one]
     assert [vars(one) for one in (used_one, other)] == before
     assert used_one.scale(torch.ones(1)).item() == 8.0
-
-
-@pytest.mark.parametrize(
-    ("loss", "losses", "may"),
-    [
-        (1.0, (), True),
-        (float("nan"), (), False),
-        (float("inf"), (), False),
-        (float("inf"), (1e3,), False),
-        (float("inf"), (1e36, 1.0), True),
-    ],
-)
-def test_what_a_scaler_can_have_done(loss: float, losses: tuple[float, ...], may: bool) -> None:
-    scaler = Training(4.0).scaler
-    scaler.scale(torch.ones(1))
-    assert may_be_scaling([torch.tensor(loss)], [scaler], losses) is may

@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdebug_magics import nanhunt
-from torchdebug_magics.instruments.nanhunt.watch import sentinel
 from torchdebug_magics.instruments.nanhunt.watch.sentinel import Leaves, survey
 from torchdebug_magics.probing.graphs import leaves_of
 
@@ -19,37 +18,6 @@ nan, inf = math.nan, math.inf
 
 def t(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
-
-
-def same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
-
-
-@pytest.mark.parametrize(
-    ("loss", "gradients", "value", "peak"),
-    [
-        ([t(-2.0)], [], -2.0, 2.0),
-        ([torch.tensor(-2.0)], [t(1.0, -3.0)], -2.0, 3.0),
-        ([t(1.0)], [t(nan)], 1.0, nan),
-        ([t(nan)], [t(1.0)], nan, nan),
-        ([t(1.0)], [t(-inf)], 1.0, inf),
-        ([t(-inf)], [t(nan)], -inf, nan),
-        ([t(1.0, -4.0)], [t(2.0)], 4.0, 4.0),
-        ([t(1.0), t(2.0)], [], 2.0, 2.0),
-        ([], [t(5.0)], 0.0, 5.0),
-        ([], [], 0.0, 0.0),
-        ([torch.tensor(3)], [], 0.0, 0.0),
-        ([torch.tensor(3 - 4j)], [], 4.0, 4.0),
-        ([t(1.0, dtype=torch.float64)], [t(2.0, dtype=torch.float16), t(3.0, dtype=torch.bfloat16)], 1.0, 3.0),
-        ([t(1.0)], [torch.eye(2).to_sparse() * 7], 1.0, 7.0),
-        ([t(1.0)], [torch._efficientzerotensor((2,))], 1.0, 0.0 + 1.0),
-        ([t(1.0)], [torch.empty(2, device="meta"), torch.empty(0)], 1.0, 1.0),
-    ],
-)
-def test_the_loss_and_the_largest_of_all(loss: Any, gradients: Any, value: float, peak: float) -> None:
-    got = survey(loss, gradients)
-    assert same(got[0], value)
-    assert same(got[1], peak)
 
 
 def test_a_mode_of_the_users_does_not_see_the_survey() -> None:
@@ -66,30 +34,11 @@ def test_a_mode_of_the_users_does_not_see_the_survey() -> None:
     assert mode.count == 0
 
 
-def test_leaves_of_a_graph() -> None:
-    a, b, c = (torch.ones(1, requires_grad=True) for _ in range(3))
-    d = torch.ones(1)
-    found = {id(one) for one in leaves_of([(a * b).sum(), (d * c.exp()).sum()])}
-    assert found == {id(a), id(b), id(c)}
-    assert [id(one) for one in leaves_of([a])] == [id(a)]
-    assert leaves_of([d]) == []
-
-
 def test_a_deep_graph_is_no_recursion() -> None:
     x = h = torch.ones(1, requires_grad=True)
     for _ in range(5000):
         h = h * 1
     assert [id(one) for one in leaves_of([h])] == [id(x)]
-
-
-def test_a_graph_of_parameters_is_walked_once_a_place_until_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    walked: list[int] = []
-    monkeypatch.setattr(sentinel, "leaves_of", lambda roots: walked.append(1) or leaves_of(roots))
-    leaves, x, y = Leaves(), torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    for _ in range(3):
-        assert list(leaves.of("here", (x * 2,), {id(x): x})) == [id(x)]
-    assert len(walked) <= 2  # how many nodes there were before the first call is not known
-    assert set(leaves.of("here", (x * 2 * y,), {id(x): x})) == {id(x), id(y)}
 
 
 def test_leaves_are_held_weakly() -> None:

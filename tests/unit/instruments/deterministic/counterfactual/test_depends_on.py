@@ -150,12 +150,6 @@ CARRIED = {
         "this run changes `pool`, and",
         ("pool",),
     ),
-    "a next run that raises": (
-        "open('a', 'w').close()",
-        "os.rename('a', 'b')\nx = torch.ones(2)",
-        "the next run raises FileNotFoundError",
-        (),
-    ),
 }
 CHILD = "import subprocess\nsubprocess.run(['sh', '-c', 'echo child >> children.txt'])\nx = torch.ones(2)"
 SAME = {
@@ -247,9 +241,8 @@ def test_only_the_settings_keep_the_order_of_a_sum(shell: InteractiveShell) -> N
             "seed = (int.from_bytes(os.urandom(4), 'big') ^ time.time_ns()) % 2**31\ntorch.manual_seed(seed)\nx = torch.rand(2)",
             [("entropy", 2), ("clock", 2)],
         ),
-        ("t = time.perf_counter()\nx = torch.tensor([t])", [("clock", 2)]),
     ],
-    ids=["two-lines", "one-line", "one-cause"],
+    ids=["two-lines", "one-line"],
 )
 def test_what_remains_when_one_cause_is_repaired_is_told_as_well(shell: InteractiveShell, body: str, told: list[tuple[str, int]]) -> None:
     shell.run_cell(IMPORTS).raise_error()

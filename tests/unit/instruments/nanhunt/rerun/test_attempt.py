@@ -9,34 +9,9 @@ import torch
 from torch import nn
 
 from torchdebug_magics import NonFiniteError, nanhunt
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import agree, badly_alike, same_bits, same_kinds
 
 # ruff: noqa: PT012 - whole steps are watched
 nan, inf = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "kinds", "bad"),
-    [
-        ([1.0, nan], [2.0, nan], True, True),
-        ([1.0, 2.0], [2.0, 1.0], True, False),
-        ([nan, 1.0], [1.0, nan], False, False),
-        ([inf], [-inf], False, False),
-        ([inf], [nan], False, False),
-    ],
-)
-def test_alike_in_what_is_bad(one: list[float], other: list[float], kinds: bool, bad: bool) -> None:
-    left, right = (torch.tensor(one),), (torch.tensor(other),)
-    assert same_kinds(left, right) is kinds
-    assert badly_alike(left, right) is bad
-
-
-@pytest.mark.parametrize("unknown", [True, False])
-def test_what_cannot_be_compared_is_unknown(unknown: bool) -> None:
-    one, sparse = torch.ones(2), torch.eye(2).to_sparse()
-    assert agree(one, 3, same_bits, unknown=unknown) is unknown
-    assert agree(sparse, sparse, same_bits, unknown=unknown) is unknown
-    assert agree(one, one.clone(), same_bits, unknown=unknown) is True
 
 
 def test_two_bad_losses_are_not_the_same_step_where_a_variable_differs() -> None:
