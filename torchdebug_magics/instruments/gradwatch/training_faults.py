@@ -275,7 +275,7 @@ def _remade(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
 
 def _unscheduled(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
     """Two schedulers of one class on one optimizer, where the name of one of them goes with another optimizer, which has none."""
-    objects = list({id(value): (name, value) for name, value in user_variables()}.values())
+    objects = list({id(value): (name, value) for name, value in reversed(list(user_variables()))}.values())  # by their first names
     schedulers = [(name, value) for name, value in objects if isinstance(value, torch.optim.lr_scheduler.LRScheduler)]
     scheduled = {id(scheduler.optimizer) for _, scheduler in schedulers}
     names = {id(value): name for name, value in objects if isinstance(value, torch.optim.Optimizer)}
