@@ -484,4 +484,19 @@ for x in torch.randn(4, 6, 9, 3):
 """,
         edits=(("nn.GRU(3, 8, batch_first=True)", "nn.GRU(3, 8)"),),
     ),
+    Case(
+        name="a divergence of several labels at once",
+        kind="loss_input",
+        text="""\
+model = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+criterion = nn.KLDivLoss(reduction="batchmean")
+for x in torch.randn(4, 8, 4):
+    loss = criterion(torch.log(model(x) + 1e-7), (x.repeat(1, 2)[:, :5] + 1).sigmoid())  #> location
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+        edits=(('nn.KLDivLoss(reduction="batchmean")', "nn.BCELoss()"), ("torch.log(model(x) + 1e-7)", "model(x)")),
+    ),
 )

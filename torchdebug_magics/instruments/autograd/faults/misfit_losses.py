@@ -11,7 +11,7 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.edited_source import calls, exchanging, made_as
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
 from torchdebug_magics.probing.tensors import RANGES
 from torchdebug_magics.report import Edit, Location
@@ -156,6 +156,30 @@ def _of_logarithms(op: RecordedOp, softmax: RecordedOp | None, loss: str) -> Aut
         module=softmax.module if softmax is not None else None,
         explanation="it takes the number of the right class as it is: the loss "
         + (f"goes down to {to}, and its gradients are small" if softmax is not None else "falls below 0, and has no least value"),
+    )
+
+
+def several_labels(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A divergence of rows that are no distributions, each column of which is a probability of its own."""
+    op = next((op for op in facts.tape.ops if op.note == "no distributions" and op.is_forward and _is_called(op, _DIVERGENCE)), None)
+    if op is None or op.line is None:
+        return
+    edits: tuple[Edit, ...] = ()
+    for call in (call for call in nodes(ast.Call, statement_at(op.where)) if len(call.args) > 1):
+        inner = call.args[0].args[0] if isinstance(call.args[0], ast.Call) and called(call.args[0]) == "log" else None
+        inner = inner.left if isinstance(inner, ast.BinOp) and isinstance(inner.right, ast.Constant) else inner  # it is kept from 0
+        for where, made in made_as(op.line.file, last_name(call.func), _DIVERGENCE[1]) if inner is not None else ():
+            new = expression(f"{ast.unparse(made.func).rpartition('.')[0] or 'torch.nn'}.BCELoss()")
+            here = ast.Call(call.func, [inner, *call.args[1:]], call.keywords)  # type: ignore[list-item]  # it is not None here
+            edits = (*exchanging(where, made, new), *exchanging(op.where, call, here))
+    yield finding(
+        "loss_input",
+        "`kl_div` takes distributions, and the probabilities in each row of its target sum to more than 1",
+        op.where,
+        "use `nn.BCEWithLogitsLoss()`, or `nn.BCELoss()` for probabilities, which take each column by itself",
+        edits=edits if len(edits) == 2 else (),  # noqa: PLR2004 - where it is made, and where it is called
+        op="kl_div",
+        explanation="of such targets, the loss has no least value at the right answer: it goes on falling as all outputs grow",
     )
 
 
