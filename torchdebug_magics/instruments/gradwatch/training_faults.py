@@ -63,6 +63,8 @@ _TINY_GRADIENT = 1e-7
 _GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
 """Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
 _OTHER_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), 1.0
+_LATE = 100
+"""The step from which on a fault begins where the first steps of a training, made again, do not show it."""
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
 _SPIKE_STEPS, _MOST_SPIKES = 10, 8
 
@@ -112,8 +114,8 @@ class Judge:
     def alternatives(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
         """Of a training whose loss does not fall: what is to be said of each change with which it may, another learning rate first."""
         trained = [history for history in self._record.histories if history.steps]
-        is_known = any(fault.stage == "fault" or (fault.kind == "not_learning" and fault.step is not None) for fault in findings[:1])
-        if len(trained) != 1 or is_known:  # by what was measured, or as of that step the learning rate is next to 0
+        is_known = any(fault.stage == "fault" or fault.step >= _LATE for fault in findings[:1])
+        if len(trained) != 1 or is_known:
             return ()
         history, rate = trained[0], trained[0].steps[-1].rate
         factors = _OTHER_RATES if 0 < rate < math.inf and not history.is_scheduled else ()
