@@ -147,12 +147,12 @@ class Watcher:
     def look(self) -> None:
         """Every quarter of a second."""
         now_s = time.monotonic()
+        self.progress.written = self._output.written
+        frame = self._guard.run("a look at the main thread", self.progress.look)  # first: what follows reads files, and lets it go on
+        self._guard.run("a look at the line", self._look_at_line, frame)
         late_s = self._late_s(now_s)
         self.getting_out.presses.look()
         self._children.note_ends()
-        self.progress.written = self._output.written
-        frame = self._guard.run("a look at the main thread", self.progress.look)
-        self._guard.run("a look at the line", self._look_at_line, frame)
         if late_s > _LATE_S:
             self._was_held(late_s)
         self._cpu_s = main_thread_ran_s()
