@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from types import ModuleType
@@ -80,24 +80,28 @@ def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tup
 
 
 def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
-    """The data set of tensors, or the tensors that the loop reads, each feature with mean 0 and deviation 1."""
+    """The data set of tensors, or the tensors that the loop reads, with mean 0 and deviation 1: the inputs alone, then all."""
     sets = [(file, call) for file, tree in code.trees.items() for call in nodes(ast.Call, tree) if called(call) == "TensorDataset"]
     for file, call in sets:
-        parts = [expression(text) if (text := code.standardized(part)) else part for part in call.args]
-        names = [f"`{ast.unparse(part)}`" for part, new in zip(call.args, parts, strict=True) if new is not part]
         where = location(file, call.lineno, "<module>")
-        if names:
+        for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in call.args}):
+            parts = [expression(names.get(ast.unparse(part), ast.unparse(part))) for part in call.args]
             edits = exchanging(where, call, ast.Call(call.func, parts, call.keywords))
-            yield where, _OF_THIS_SCALE, f"standardize {listed(names)}: `{edits[0].new}`" if edits else "", edits
+            yield where, _OF_THIS_SCALE, f"standardize {listed([f'`{name}`' for name in names])}", edits
     for file, loop in code.loops if not sets else ():
         inside = bound_names(loop)
         given = [part for call in nodes(ast.Call, loop) if code.is_of_data(call) for part in call.args if isinstance(part, ast.Name)]
-        known = {part.id: code.standardized(part) for part in given if part.id not in inside}
-        new = {name: text for name, text in known.items() if text}
-        lines = [f"{name} = {text}" for name, text in new.items()]
         where = location(file, loop.lineno, "<module>")
-        edits = (Source(where, code.trees[file]).before(loop, "\n".join(lines)),) if lines else ()
-        yield where, _OF_THIS_SCALE, f"run {listed([f'`{line}`' for line in lines])} before the loop", edits
+        for names in _first_then_all({part.id: code.standardized(part) for part in given if part.id not in inside}):
+            lines = [f"{name} = {text}" for name, text in names.items()]
+            edits = (Source(where, code.trees[file]).before(loop, "\n".join(lines)),)
+            yield where, _OF_THIS_SCALE, f"run {listed([f'`{line}`' for line in lines])} before the loop", edits
+
+
+def _first_then_all(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """By its name, what stands for each tensor that is not standard: of the first one, and of all if there are more."""
+    new = {name: text for name, text in texts.items() if text}
+    yield from [dict(list(new.items())[:count]) for count in sorted({1, len(new)}) if new]
 
 
 def _without_parts(code: _Code, statement: ast.stmt, where: Location) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
@@ -195,6 +199,8 @@ class _Code:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.requires_grad or _is_standard(value):
             return ""
         with modes_aside(), torch.no_grad():
+            if bool(((value == 0) | (value == 1)).all()):  # labels, or a mask
+                return ""
             is_by_feature = value.dim() > 1 and len(value) > 1 and bool((value.std(0) > 0).all())
         return _STANDARDIZED.format(ast.unparse(part), "0" if is_by_feature else "")
 

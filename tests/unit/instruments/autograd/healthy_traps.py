@@ -662,4 +662,95 @@ for epoch in range(2):
         data.labels[:] = model(data.rows).argmax(1)
 """,
     ),
+    Program(
+        "second derivatives of samples whose columns do not meet",
+        """\
+x = torch.randn(3, 4, requires_grad=True)
+y = (x ** 3 + torch.sin(x)).sum()
+g = torch.autograd.grad(y, x, create_graph=True)[0]
+h = torch.autograd.grad(g.sum(), x)[0]
+print(torch.allclose(h, 6 * x - torch.sin(x), atol=1e-5))
+""",
+    ),
+    Program(
+        "a second derivative that is 0 as the last layer begins with zeros, and an encoder with ReLU elsewhere",
+        """\
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4))
+    def forward(self, a):
+        return self.body(a)
+class Field(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(5, 32); self.b = nn.Linear(32, 1)
+        nn.init.zeros_(self.b.weight)
+    def forward(self, x, z):
+        return self.b(torch.tanh(self.a(torch.cat([x, z], 1))))
+enc, field = Encoder(), Field()
+opt = torch.optim.Adam([*enc.parameters(), *field.parameters()], 1e-2)
+for step in range(60):
+    x = torch.rand(64, 1, requires_grad=True)
+    z = enc(torch.randn(64, 10))
+    u = field(x, z)
+    u_x = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+    u_xx = torch.autograd.grad(u_x.sum(), x, create_graph=True)[0]
+    loss = ((u_xx + torch.sin(3 * x)) ** 2).mean() + (u * u).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "one long sequence, whose state goes from batch to batch",
+        """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.r = nn.LSTM(3, 16, batch_first=True); self.o = nn.Linear(16, 1)
+    def forward(self, x, state=None):
+        h, state = self.r(x.unsqueeze(0), state)
+        return self.o(h.squeeze(0)), state
+m = Net(); opt = torch.optim.Adam(m.parameters(), 1e-2)
+S = torch.randn(640, 3); T = (S + S.roll(1, 0))[:, :1]
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(S, T), batch_size=32, shuffle=False)
+for epoch in range(3):
+    state = None
+    for x, y in loader:
+        out, state = m(x, state)
+        state = tuple(s.detach() for s in state)
+        loss = nn.functional.mse_loss(out, y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+    ),
+    Program(
+        "attention over one key in the first step, and gradients that are set by hand",
+        """\
+class Dec(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(4, 16); self.q = nn.Linear(16, 16); self.out = nn.Linear(32, 4)
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 16); mem = []; outs = []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h); mem.append(h)
+            M = torch.stack(mem, 1)
+            s = torch.einsum("bd,btd->bt", self.q(h), M)
+            w = torch.softmax(s, dim=1)
+            c = (w.unsqueeze(-1) * M).sum(1)
+            outs.append(self.out(torch.cat([h, c], 1)))
+        return torch.stack(outs, 1)
+X = torch.randn(64, 5, 4)
+m = Dec(); ps = list(m.parameters()); opt = torch.optim.Adam(ps, 1e-2)
+for _ in range(40):
+    loss = ((m(X)[:, :-1] - X[:, 1:].cumsum(1)) ** 2).mean()
+    gs = torch.autograd.grad(loss, ps)
+    for p, g in zip(ps, gs): p.grad = g
+    opt.step()
+print(loss.item())
+""",
+    ),
 )

@@ -92,13 +92,19 @@ def _trained_by_another(raised: Raised, graph: list[RecordedOp], passed: frozens
         {use.tensor for op in ops for use in op.reads if use.is_leaf and use.requires_grad}
         for ops in (outside, (op for op in graph if op.index in passed))
     )
-    steps = [event.parameters for event in raised.course.events if isinstance(event, OptimizerStep) and event.parameters & used]
+    events = raised.course.events
+    first = next((at for at, event in enumerate(events) if isinstance(event, Backward) and event.ops & passed), len(events))
+    steps = [event.parameters for event in events[first:] if isinstance(event, OptimizerStep) and event.parameters & used]
     if not own or not used <= frozenset[int]().union(*steps) or any(own & parameters for parameters in steps):
         return None
     entering = [op for op in outside if any(use.requires_grad and maker.index in passed for use, maker in op.sources)]
     where, statement = entering[0].where, statement_at(entering[0].where)
     beside = [op for op in outside if op.line is entering[0].line]
-    is_whole = not any(use.is_leaf and use.requires_grad for op in beside for use in op.reads)
+    known = passed | {op.index for op in beside}
+    read = [(use, maker) for op in beside for use, maker in op.sources if use.requires_grad]
+    is_whole = all(maker.index in known for _, maker in read) and not any(
+        use.is_leaf and use.requires_grad for op in beside for use in op.reads
+    )
     if any(op.line is not entering[0].line for op in entering) or not is_whole or not isinstance(statement, ast.Assign):
         return None
     name = ast.unparse(statement.targets[0])

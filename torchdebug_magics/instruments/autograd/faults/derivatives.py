@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.lines import Line
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 _PIECEWISE = {"relu": "ReLU", "leaky_relu": "LeakyReLU", "hardtanh": "Hardtanh", "threshold": "Threshold", "relu6": "ReLU6"}
 """Ops of which each piece is linear, with the modules that call them."""
+_SMOOTH = frozenset({
+    "tanh", "sigmoid", "silu", "gelu", "softplus", "elu", "mish", "log_sigmoid_forward", "sin", "cos", "exp", "log", "pow", "sqrt", "erf",
+    "_softmax", "_log_softmax", "reciprocal", "div",
+})  # fmt: skip
+"""Ops whose second derivative may be 0 at some points alone."""
+_PRODUCTS = frozenset({"addmm", "mm", "linear", "matmul"})
 _LOOKS = 3
 """At what a line returns."""
 
@@ -51,13 +58,15 @@ class SecondDerivatives:
         output, point, weights, gradient = map(_single, (*asked, result))
         if line is None or point is None or gradient is None or gradient.layout is not torch.strided or gradient.is_meta:
             return
-        if self._is_gradient(output, point) and gradient.numel() > 1 and self._looks[line] < _LOOKS:
+        if self._is_gradient(output, point) and gradient.numel() > 1 and not self.faults and self._looks[line] < _LOOKS:
             self._looks[line] += 1
+            passed = self._computed_from(point)
             with modes_aside(), torch.no_grad():
-                if not gradient.count_nonzero():
-                    self.faults += [] if self.faults else [self._zero(line)]
-                elif output is not None and _is_of_columns(output, point) and _are_equal(weights):
-                    self.faults += [] if self.faults else [_mixed(line)]
+                is_zero = not gradient.count_nonzero()
+                if is_zero and (bent := [op for op in passed if op.name.rstrip("_") in _PIECEWISE]):
+                    self.faults += [] if any(op.name in _SMOOTH for op in passed) else [_zero(line, bent)]
+                elif not is_zero and output is not None and _is_of_columns(output, point) and _are_ones(weights):
+                    self.faults += [_mixed(line, is_tensor=output.dim() > 0)] if _mixes(point, passed) else []
         self._known[id(gradient)] = _Gradient(weakref.ref(gradient), id(point))
 
     def _is_gradient(self, output: torch.Tensor | None, point: torch.Tensor) -> bool:
@@ -67,41 +76,45 @@ class SecondDerivatives:
         before = None if output is None else output.grad_fn
         return before is not None and bool(makers & {before, *(node for node, _ in before.next_functions)})
 
-    def _zero(self, line: Line) -> AutogradFinding:
-        """A second derivative that is 0 for each element."""
-        ops = [op for op in self._recorder.settle().ops if op.is_forward and op.name.rstrip("_") in _PIECEWISE]
-        name = ops[-1].name.rstrip("_") if ops else ""
-        edits: list[Edit] = []
-        for op in {op.where: op for op in ops}.values():
-            written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == name]
-            edits += [edit for call in written for edit in exchanging(op.where, call, _smooth(call, "tanh"))]
-        made = calls(line.file) if ops and not edits else ()
-        edits += [
-            edit for where, call in made if called(call) == _PIECEWISE[name] for edit in exchanging(where, call, _smooth(call, "Tanh"))
-        ]
-        why = f"`{name}` is linear piece by piece" if ops else "what it is computed by is linear"
-        new = next((edit.new for edit in edits), "")
-        return finding(
-            "no_gradient",
-            f"this second derivative is 0 everywhere: {why}",
-            line.location,
-            f"`{new}`" if new else "use an activation with a second derivative, such as `nn.Tanh()` or `nn.Softplus()`",
-            edits=tuple(dict.fromkeys(edits)),
-            op=name or None,
-            explanation="the derivative of a linear piece is constant, so the next one is 0; that of a smooth activation is not",
-        )
+    def _computed_from(self, point: torch.Tensor) -> list[RecordedOp]:
+        """The forward ops between an input and what was differentiated."""
+        tape = self._recorder.settle()
+        consumers, memory = tape.consumers(), tape.numbers.of(point)
+        readers = [op for op in tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
+        return [op for op in walk(readers, lambda op: consumers.get(op.index, ())) if op.is_forward]
 
 
-def _mixed(line: Line) -> AutogradFinding:
-    """The second derivatives of all columns at once: what comes back for a column is their sum."""
+def _zero(line: Line, ops: Sequence[RecordedOp]) -> AutogradFinding:
+    """A second derivative that is 0 for each element, behind activations of which each piece is linear."""
+    name = ops[-1].name.rstrip("_")
+    edits: list[Edit] = []
+    for op in {op.where: op for op in ops}.values():
+        written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == name]
+        edits += [edit for call in written for edit in exchanging(op.where, call, _smooth(call, "tanh"))]
+    for where, call in () if edits else calls(line.file):
+        edits += exchanging(where, call, _smooth(call, "Tanh")) if called(call) == _PIECEWISE[name] else ()
+    new = next((edit.new for edit in edits), "")
+    return finding(
+        "no_gradient",
+        f"this second derivative is 0 everywhere: `{name}` is linear piece by piece",
+        line.location,
+        f"`{new}`" if new else "use an activation with a second derivative, such as `nn.Tanh()` or `nn.Softplus()`",
+        edits=tuple(dict.fromkeys(edits)),
+        op=name,
+        explanation="the derivative of a linear piece is constant, so the next one is 0; that of a smooth activation is not",
+    )
+
+
+def _mixed(line: Line, *, is_tensor: bool) -> AutogradFinding:
+    """The second derivatives of all columns at once, or of their sum: what comes back for a column is their sum."""
     statement = statement_at(line.location)
     asking = [call for call in nodes(ast.Call, statement) if called(call) == "grad" and len(call.args) > 1]
     edits: tuple[Edit, ...] = ()
-    if len(asking) == 1:
+    if len(asking) == 1 and (is_tensor or isinstance(asking[0].args[0], ast.Call)):
         call = asking[0]
         output, point = call.args[0], as_atom(call.args[1])
-        if isinstance(output, ast.Call) and called(output) == "sum" and isinstance(output.func, ast.Attribute) and not output.args:
-            output = output.func.value
+        if isinstance(output, ast.Call) and called(output) == "sum" and isinstance(output.func, ast.Attribute):
+            output = output.args[0] if output.args else output.func.value
         each = f"torch.autograd.grad({as_atom(output)}[:, i].sum(), {point}, create_graph=True)[0][:, i]"
         diagonal = f"torch.stack([{each} for i in range({point}.shape[1])], 1)"
         first = next((node for node in nodes(ast.Subscript, statement) if node.value is call), None)
@@ -137,6 +150,11 @@ def _is_of_columns(output: torch.Tensor, point: torch.Tensor) -> bool:
     return is_whole and point.dim() == 2 and min(point.shape) > 1 and not isinstance(point, torch.nn.Parameter)  # noqa: PLR2004 - samples and columns
 
 
-def _are_equal(weights: torch.Tensor | None) -> bool:
+def _are_ones(weights: torch.Tensor | None) -> bool:
     """Whether all columns count alike; products of a Hessian and a vector are asked for with others."""
-    return weights is None or (weights.numel() > 0 and bool((weights == weights.flatten()[0]).all()))
+    return weights is None or bool((weights == 1).all())
+
+
+def _mixes(point: torch.Tensor, passed: Iterable[RecordedOp]) -> bool:
+    """Whether the columns of an input meet in a product; those that only elementwise ops read have no derivatives by two of them."""
+    return any(op.name in _PRODUCTS and any(use.shape == tuple(point.shape) for use in op.reads) for op in passed)

@@ -20,7 +20,6 @@ from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_valu
 from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import compared_scores, misfit_losses, several_labels, unlikely_classes
 from torchdebug_magics.instruments.autograd.faults.modes import (
-    compared_in_training_mode,
     dropped_in_evaluation,
     evaluated_in_training_mode,
     evaluated_on_bytes,
@@ -331,7 +330,7 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     driven_values, nothing_reached, wrong_order,
     remade_leaves, unkept_gradients, wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, several_labels, unlikely_classes, compared_scores, one_column, other_classes,
-    trained_in_eval_mode, evaluated_in_training_mode, compared_in_training_mode, dropped_in_evaluation, unlike_reductions,
+    trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, unused_weights, overwritten_inputs,
 )  # fmt: skip

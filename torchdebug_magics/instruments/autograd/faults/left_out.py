@@ -386,7 +386,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for index, tensors in groups.items():
         op = next(op for op in facts.tape.ops if op.index == index)
         names, name = facts.names_of(tensors), op.name.strip("_").removeprefix("native_")
-        why = "each number is normalized by itself" if index in constant else f"the derivative of `{name}` is 0 here"
+        why = "each number is normalized by itself" if index in constant and name != "softmax" else f"the derivative of `{name}` is 0 here"
         subject = f"`{names[0]}` gets" if len(names) == 1 else f"{plural(len(tensors), 'parameter')} get"
         yield finding(
             "no_gradient",
@@ -411,7 +411,8 @@ def _after(facts: TrainingFacts, tensor: torch.Tensor, ends: Container[int] = fr
 def _up_to_loss(facts: TrainingFacts, tensor: torch.Tensor, constant: set[int]) -> set[int]:
     """The ops that give the same for any input, where the loss depends on the tensor through these alone."""
     reached = _after(facts, tensor, constant) if constant else {}
-    losses = {origin.index for seen in facts.course.backwards if (origin := facts.tape.origin(seen.loss, seen.index)) is not None}
+    graphs = [event.ops for event in facts.course.events if isinstance(event, Backward)]
+    losses = {index for ops in graphs for index in ops if not any(op.index in ops for op in facts.consumers.get(index, ()))}
     own = {op.index for op in facts.readers_of(tensor)}  # a norm's own bias does change its result
     return set() if losses & reached.keys() or own & constant else constant & _after(facts, tensor).keys()
 

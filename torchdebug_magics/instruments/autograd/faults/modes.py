@@ -19,12 +19,21 @@ from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep,
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
-from torchdebug_magics.probing.source.syntax import blocks, called, enclosing, expression, last_name, loops_around, method, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    blocks,
+    called,
+    enclosing,
+    expression,
+    last_name,
+    loops_around,
+    method,
+    nodes,
+    read_names,
+    tree_of,
+)
 from torchdebug_magics.report import Edit, Location
 
 _DROPS = frozenset({"native_dropout", "bernoulli_"})
-_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"})
-_COMPARISONS = frozenset({"allclose", "eq", "equal", "isclose", "ne", "sub"})
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 _SAMPLER = re.compile(r"MC|Monte|Bayes", re.IGNORECASE)
 """In the name of a class that draws predictions on purpose."""
@@ -66,39 +75,15 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
 
 
 def _switched_before(where: Location | None, name: str) -> tuple[Edit, ...]:
-    """Evaluation mode in place of the training mode that a statement before the line, in the same block, asks for."""
+    """Evaluation mode in place of the training mode that the statement before the line asks for, with nothing of the model's between."""
     tree = None if where is None else tree_of(where.file)
     if where is None or tree is None:
         return ()
     source = Source(where, tree)
-    before = takewhile(lambda statement: statement is not source.statement, source.block_of(source.statement))
-    switches = [statement for statement in before if isinstance(statement, ast.Expr) and ast.unparse(statement) == f"{name}.train()"]
-    return (source.replacing(switches[-1], f"{name}.eval()"),) if switches else ()
-
-
-def compared_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """In a cell that trains nothing, two results from one input, of which a module in training mode has made one."""
-    if facts.course.events:
-        return
-    for op in facts.tape.ops:
-        if op.name not in _COMPARISONS or len(op.sources) != 2 or op.reads[0].shape != op.reads[1].shape:  # noqa: PLR2004 - both were computed
-            continue
-        made = [list(walk([maker], lambda op: op.parents)) for _, maker in op.sources]
-        first, second = ({use.memory for before in ops for use in before.reads if not use.requires_grad} for ops in made)
-        drawn = [before for ops in made for before in ops if before.training and before.root and before.name in _DROPS | _NORMS]
-        calls = {root: seen for (root, _, training), seen in facts.watched.recorder.root_calls.items() if training and seen.modes}
-        seen = next((calls[before.root] for before in drawn if before.root in calls), None)
-        if seen is not None and first & second:
-            where = call_line(seen.op)
-            yield finding(
-                "eval_in_train_mode",
-                f"`{seen.name}` is compared in training mode",
-                where,
-                f"call `{seen.name}.eval()` before `{where.source if where is not None else 'the call'}`",
-                explanation="Dropout draws anew in each call, and BatchNorm uses the statistics of the batch: " + listed(seen.modes),
-                is_hint=True,
-            )
-            return
+    before = [*takewhile(lambda statement: statement is not source.statement, source.block_of(source.statement))]
+    using = [statement for statement in before if hasattr(statement, "body") or name.partition(".")[0] in read_names(statement)]
+    is_switch = bool(using) and ast.unparse(using[-1]) == f"{name}.train()"
+    return (source.replacing(using[-1], f"{name}.eval()"),) if is_switch else ()
 
 
 def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:

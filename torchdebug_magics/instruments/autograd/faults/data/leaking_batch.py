@@ -186,7 +186,7 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
     part = next(reversed(_parts_around(recorder, op)), None)
     shape = next((use.shape for use in op.reads if len(use.shape) > 1), (1, 1))
     if isinstance(part, torch.nn.RNNBase):
-        return shape[0 if part.batch_first else -2] > 1  # else a single sequence, which has no batch
+        return shape[-2] > 1  # else a single sequence, which has no batch
     return (
         isinstance(part, torch.nn.MultiheadAttention)
         and not part.batch_first
