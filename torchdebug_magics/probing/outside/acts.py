@@ -98,6 +98,11 @@ def hear(stack: ExitStack, listener: Listener) -> None:
     _Hook.add(listener)
 
 
+def unhear(listener: Listener) -> None:
+    """Let it hear no more, also where an interrupt has kept a stack from closing. Harmless the second time."""
+    _Hook.remove(listener)
+
+
 class _Hook:
     """The audit hook of this process, and what stands in for functions that Python does not audit.
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from torchdebug_magics.machine.kept_files import FileStore, Stamp, Version, stamp_of
 from torchdebug_magics.probing.distributed import this_rank
-from torchdebug_magics.probing.outside.acts import Asker, hear
+from torchdebug_magics.probing.outside.acts import Asker, hear, unhear
 from torchdebug_magics.probing.outside.open_files import OpenFiles, mapped_paths, path_of_descriptor, paths_written_by_others
 from torchdebug_magics.probing.outside.surroundings import Surroundings
 from torchdebug_magics.probing.outside.unseen_changes import Folders, strings_in
@@ -179,6 +179,7 @@ class Effects:
             return
         with interrupts_held(all_of_them=True):
             self.recover()
+            unhear(self)
             self._open.close()
             self._store.close()
             self._kept = {}
