@@ -1754,7 +1754,7 @@ CASES: tuple[ReportCase, ...] = (
         op=("softmax", "_softmax"),
         module=("softmax",),
         says=(r"\bkind double_softmax\b", "cross_entropy|CrossEntropyLoss"),
-        fix=r"remove .*softmax",
+        fix=r"`logits = self\.fc_logits\(x\)`",
         fixed=(("self.softmax(self.fc_logits(x))", "self.fc_logits(x)"),),
     ),
     ReportCase(
