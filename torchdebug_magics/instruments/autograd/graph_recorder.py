@@ -230,8 +230,8 @@ class GraphRecorder(OpRecorder[_Running]):
         if maker is None or op.name in _PRODUCTS or not op.reads or not maker.makes or op.reads[0].shape != maker.makes[0].shape:
             return  # it is given something else than the gradient first
         to_input = next(iter(result), None) if isinstance(result, tuple) else result  # the others go to the weights
-        tensors = [one for one in (*args[:1], to_input) if type(one) is torch.Tensor and one.is_floating_point()]
-        if len(tensors) < 2 or any(one.layout is not torch.strided or one.is_meta or not one.numel() for one in tensors):  # noqa: PLR2004 - the gradient, and what became of it
+        tensors = [value for value in (*args[:1], to_input) if type(value) is torch.Tensor and value.is_floating_point()]
+        if len(tensors) != 2 or any(each.layout is not torch.strided or each.is_meta or not each.numel() for each in tensors):  # noqa: PLR2004 - the gradient, and what became of it
             return
         with modes_aside(), torch.no_grad():
             if tensors[0].count_nonzero():

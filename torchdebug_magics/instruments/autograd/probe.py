@@ -157,8 +157,10 @@ class AutogradProbe:
         finally:
             self._depth -= 1
         if event is not None and not is_loss:
-            asked = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
-            self._guard.run("the look at a derivative", self._watched.derivatives.returned, [asked.get(name) for name in _OF_GRAD], result)
+            arguments = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
+            self._guard.run(
+                "the look at a derivative", self._watched.derivatives.returned, [arguments.get(name) for name in _OF_GRAD], result
+            )
             if not (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1])):
                 event.constants = frozenset(map(id, tensors_in(result)))
         if event is not None and is_loss and not (self._watched.steps or self._every_step):  # a loop may update by hand, or never

@@ -90,7 +90,8 @@ def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple
             yield where, _OF_THIS_SCALE, f"standardize {listed([f'`{name}`' for name in names])}", edits
     for file, loop in code.loops if not sets else ():
         inside = bound_names(loop)
-        given = [part for call in nodes(ast.Call, loop) if code.is_of_data(call) for part in call.args if isinstance(part, ast.Name)]
+        read = sorted((call for call in nodes(ast.Call, loop) if code.is_of_data(call)), key=code.is_of_loss)  # the inputs first
+        given = [part for call in read for part in call.args if isinstance(part, ast.Name)]
         where = location(file, loop.lineno, "<module>")
         for names in _first_then_all({part.id: code.standardized(part) for part in given if part.id not in inside}):
             lines = [f"{name} = {text}" for name, text in names.items()]
@@ -189,9 +190,12 @@ class _Code:
     def is_of_data(self, call: ast.Call) -> bool:
         """Whether it is a call of a model, or of a loss that compares numbers with numbers."""
         kind = self._value(call.func)
-        if isinstance(kind, torch.nn.Module):
-            return type(kind).__name__ in _LOSSES or next(kind.parameters(), None) is not None
-        return getattr(kind, "__name__", "") in _OF_NUMBERS
+        return self.is_of_loss(call) or (isinstance(kind, torch.nn.Module) and next(kind.parameters(), None) is not None)
+
+    def is_of_loss(self, call: ast.Call) -> bool:
+        """Whether it is one of a loss that compares numbers with numbers."""
+        kind = self._value(call.func)
+        return type(kind).__name__ in _LOSSES or getattr(kind, "__name__", "") in _OF_NUMBERS
 
     def standardized(self, part: ast.expr) -> str:
         """What stands for a variable with data of another scale; empty for all else."""

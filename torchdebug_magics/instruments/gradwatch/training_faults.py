@@ -282,13 +282,13 @@ def _unscheduled(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
     scheduled = {id(scheduler.optimizer) for _, scheduler in schedulers}
     names = {id(value): name for name, value in objects if isinstance(value, torch.optim.Optimizer)}
     idle = [history for history in histories if history.name in {names[key] for key in names.keys() - scheduled}]
-    for (first, one), (second, other) in combinations(schedulers, 2):
-        name = names.get(id(one.optimizer), "")
-        if one.optimizer is not other.optimizer or type(one) is not type(other) or len(idle) != 1 or not name:
+    for (first, earlier), (second, later) in combinations(schedulers, 2):
+        name = names.get(id(earlier.optimizer), "")
+        if earlier.optimizer is not later.optimizer or type(earlier) is not type(later) or len(idle) != 1 or not name:
             continue
         own = {*idle[0].name.split("_")} - {*name.split("_")}
         meant = [scheduler for scheduler in (first, second) if own & {*scheduler.split("_")}]
-        for where, call in made_as(idle[0].file, meant[0], type(one).__name__) if len(meant) == 1 else ():
+        for where, call in made_as(idle[0].file, meant[0], type(earlier).__name__) if len(meant) == 1 else ():
             new = ast.Call(call.func, [_renamed(part, name, idle[0].name) for part in call.args], call.keywords)
             headline = f"`{first}` and `{second}` both set the learning rate of `{name}`, and none that of `{idle[0].name}`"
             why = f"each of the two multiplies the learning rate of `{name}`, which falls twice as often as meant"

@@ -52,10 +52,10 @@ class SecondDerivatives:
         self._known: dict[int, _Gradient] = {}
         self._looks: Counter[Line] = Counter()
 
-    def returned(self, asked: Sequence[Any], result: Any) -> None:
-        """A call has returned the gradients of outputs with respect to inputs; `asked` is both, and the weights of the outputs."""
+    def returned(self, call: Sequence[Any], result: Any) -> None:
+        """A call has returned the gradients of outputs with respect to inputs; `call` has both, and the weights of the outputs."""
         line = self._recorder.line_here()
-        output, point, weights, gradient = map(_single, (*asked, result))
+        output, point, weights, gradient = map(_single, (*call, result))
         if line is None or point is None or gradient is None or gradient.layout is not torch.strided or gradient.is_meta:
             return
         if self._is_gradient(output, point) and gradient.numel() > 1 and not self.faults and self._looks[line] < _LOOKS:

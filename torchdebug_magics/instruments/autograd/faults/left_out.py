@@ -380,7 +380,7 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue  # what begins with zeros, as the second factor of LoRA, stops gradients for a step or two
         moved = frozenset[int]().union(*(step.nonzero | step.without for step in steps))
         without = frozenset[int]().union(*(step.without for step in steps))
-        for tensor in (one for one in parameters_of(optimizer) if one.requires_grad and id(one) not in without):
+        for tensor in (each for each in parameters_of(optimizer) if each.requires_grad and id(each) not in without):
             if stops := _up_to_loss(facts, tensor, constant) or (set() if id(tensor) in moved else stopping & _after(facts, tensor).keys()):
                 groups.setdefault(max(stops), []).append(tensor)
     for index, tensors in groups.items():

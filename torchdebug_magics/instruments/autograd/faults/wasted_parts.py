@@ -333,24 +333,24 @@ def constant_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         named: list[tuple[str, Line | None]] = []
         for op in sorted(facts.tape.ancestors(seen.loss, seen.index), key=lambda ancestor: ancestor.index):
             returned = {use.tensor for use, maker in op.sources if maker.in_backward}
-            asked = [constants[maker.index] for maker in op.parents if maker.index in constants]
-            asked += [event for event in events if op.index >= event.index and event.constants & returned]
-            if asked and not any(use.requires_grad for use in op.reads):
-                constants[op.index] = asked[0]
+            origins = [constants[maker.index] for maker in op.parents if maker.index in constants]
+            origins += [event for event in events if op.index >= event.index and event.constants & returned]
+            if origins and not any(use.requires_grad for use in op.reads):
+                constants[op.index] = origins[0]
                 named += [(ast.unparse(target), op.line) for target in targets_of(statement_at(op.where))]
-            elif asked and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
+            elif origins and op.name in {"add", "sub"} and op.makes and not op.makes[0].shape:
                 name = next((name for name, line in reversed(named) if line is not op.line), None)
-                yield _constant(asked, seen, name)
+                yield _constant(origins, seen, name)
                 return
 
 
-def _constant(asked: Sequence[Backward], seen: Backward, name: str | None) -> AutogradFinding:
-    asking = statement_at(asked[0].where)
+def _constant(origins: Sequence[Backward], seen: Backward, name: str | None) -> AutogradFinding:
+    asking = statement_at(origins[0].where)
     fix = f"`{with_options(asking, {'grad'}, 'create_graph', value=True)}`" if asking is not None else "pass `create_graph=True` to it"
     return finding(
         "no_gradient",
         f"{f'`{name}`' if name else 'a term of the loss'} is a constant: this call of `autograd.grad` keeps no graph",
-        asked[0].where,
+        origins[0].where,
         fix,
         first_backward_at=seen.where,
         tensor=name,
