@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from torchdebug_magics.format import listed
+from torchdebug_magics.format import listed, number
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory
-from torchdebug_magics.instruments.gradwatch.repairs import finding
-from torchdebug_magics.instruments.gradwatch.report import GradFinding
+from torchdebug_magics.instruments.gradwatch.repairs import finding, rated, rounded
+from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_as
 from torchdebug_magics.probing.source.syntax import (
     LOOPS,
     as_atom,
@@ -43,6 +45,8 @@ from torchdebug_magics.report import Edit, Location
 
 _MOST = 40
 """Changes that are tried."""
+_OTHER_RATES, _NEAR_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), (10.0, 100.0, 0.1), 1.0
+_ADAPTIVE, _USUAL_RATE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LBFGS"}), 1e-3
 _ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
 _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
 _NEEDED = frozenset({"backward", "zero_grad", "load_state_dict", "append", "print", "display", "__init__", "detach", "item"})
@@ -58,6 +62,67 @@ _FAR_FROM_1, _NEAR_1 = 5.0, 3.0
 def ablations(history: GradientHistory) -> Iterator[GradFinding]:
     """What is to be said of each part of the training's code if the loss falls without it; the parts next to the loss first."""
     return islice((_finding(history, *change) for change in _changes(history)), _MOST)
+
+
+def other_rates(history: GradientHistory) -> Iterator[GradFinding]:
+    """What is to be said of each other learning rate with which the loss falls."""
+    rate = history.steps[-1].rate
+    for factor in _OTHER_RATES if 0 < rate < math.inf and not history.is_scheduled else ():
+        new = rounded(rate * factor)
+        if rate * factor <= _HIGHEST:
+            kind: GradKind = "too_fast" if new < rate else "not_learning"
+            headline = f"the training does not learn: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
+            yield finding(history, kind, *rated(history, new), value=rate, headline=headline, why="")
+
+
+def other_settings(history: GradientHistory, level: float) -> Iterator[GradFinding]:
+    """What is to be said of each setting with which a loss that has stopped at that level comes much lower.
+
+    Data of mean 0 and deviation 1, Adam, another learning rate, and two of these: what is minimized stays the same.
+    """
+    code = _Code(history)
+    if code.has_copies or not history.is_alone:
+        return
+    say = partial(finding, history, "stalled", value=level, why="")
+    stops = f"the loss stops at {number(level)}"
+    by_edits = {change[-1]: change for change in chain(_with_standard_data(code, of_inputs=True), _of_models_inputs(code))}
+    scaled = [
+        replace(say(where, fix, headline=f"{stops}: it is learned {what}"), edits=edits, fix_state="compiles")
+        for where, what, fix, edits in by_edits.values()
+    ]
+    others = [*_with_adam(history, say, stops), *_at_near_rates(history, say, stops)]
+    yield from (*scaled, *others)
+    for first in scaled:
+        for second in others:
+            if second.edits and {edit.line for edit in first.edits}.isdisjoint(edit.line for edit in second.edits):
+                yield replace(first, fix=f"{first.fix}, and {second.fix}", edits=(*first.edits, *second.edits))
+
+
+def _of_models_inputs(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
+    """Calls of a model with standardized inputs, in a function that makes them."""
+    for statement, where in code.statements():
+        for call in filter(code.is_of_model, nodes(ast.Call, statement)):
+            for what, new in code.called_otherwise(call):
+                yield where, what, f"replace `{ast.unparse(call)}` by `{ast.unparse(new)}`", exchanging(where, call, new)
+
+
+def _with_adam(history: GradientHistory, say: Callable[..., GradFinding], stops: str) -> Iterator[GradFinding]:
+    """The parameters with Adam, and its usual learning rate."""
+    for where, call in made_as(history.file, history.name, history.kind) if history.kind not in _ADAPTIVE else ():
+        adam = ast.Attribute(call.func.value, "Adam") if isinstance(call.func, ast.Attribute) else expression("torch.optim.Adam")
+        new = ast.Call(adam, call.args[:1], [ast.keyword("lr", ast.Constant(_USUAL_RATE))])
+        fix, edits = f"use `{ast.unparse(new)}` in place of `{ast.unparse(call)}`", exchanging(where, call, new)
+        yield replace(say(where, fix, headline=f"{stops} with `{history.kind}`"), edits=edits, fix_state="compiles")
+
+
+def _at_near_rates(history: GradientHistory, say: Callable[..., GradFinding], stops: str) -> Iterator[GradFinding]:
+    """Learning rates that are some 10 times larger or smaller."""
+    rate = history.steps[-1].rate
+    for factor in _NEAR_RATES if 0 < rate < math.inf and not history.is_scheduled else ():
+        new = rounded(rate * factor)
+        if new <= _HIGHEST:
+            headline = f"{stops}: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
+            yield say(*rated(history, new), headline=headline)
 
 
 def _finding(history: GradientHistory, where: Location, what: str, fix: str, edits: tuple[Edit, ...]) -> GradFinding:
@@ -79,18 +144,20 @@ def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tup
                 yield where, what, fix, edits
 
 
-def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
+def _with_standard_data(code: _Code, *, of_inputs: bool = False) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
     """The data set of tensors, or the tensors that the loop reads, with mean 0 and deviation 1: the inputs alone, then all."""
     sets = [(file, call) for file, tree in code.trees.items() for call in nodes(ast.Call, tree) if called(call) == "TensorDataset"]
     for file, call in sets:
         where = location(file, call.lineno, "<module>")
-        for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in call.args}):
+        concerned = call.args[:-1] if of_inputs else call.args
+        for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in concerned}):
             parts = [expression(names.get(ast.unparse(part), ast.unparse(part))) for part in call.args]
             edits = exchanging(where, call, ast.Call(call.func, parts, call.keywords))
             yield where, _OF_THIS_SCALE, f"standardize {listed([f'`{name}`' for name in names])}", edits
     for file, loop in code.loops if not sets else ():
         inside = bound_names(loop)
-        read = sorted((call for call in nodes(ast.Call, loop) if code.is_of_data(call)), key=code.is_of_loss)  # the inputs first
+        read = [call for call in nodes(ast.Call, loop) if code.is_of_model(call)]
+        read += [call for call in nodes(ast.Call, loop) if code.is_of_loss(call) and not of_inputs]
         given = [part for call in read for part in call.args if isinstance(part, ast.Name)]
         where = location(file, loop.lineno, "<module>")
         for names in _first_then_all({part.id: code.standardized(part) for part in given if part.id not in inside}):
@@ -187,10 +254,16 @@ class _Code:
                     names |= bound_names(node)
         return names | models
 
-    def is_of_data(self, call: ast.Call) -> bool:
-        """Whether it is a call of a model, or of a loss that compares numbers with numbers."""
-        kind = self._value(call.func)
-        return self.is_of_loss(call) or (isinstance(kind, torch.nn.Module) and next(kind.parameters(), None) is not None)
+    def is_of_model(self, call: ast.Call) -> bool:
+        """Whether it is a call of a module with weights."""
+        module = self._module_of(call)
+        return module is not None and next(module.parameters(), None) is not None
+
+    def _module_of(self, call: ast.Call) -> torch.nn.Module | None:
+        """The module that ``model(...)`` or ``model.forward(...)`` calls."""
+        func = call.func
+        module = self._value(func.value if isinstance(func, ast.Attribute) and func.attr == "forward" else func)
+        return module if isinstance(module, torch.nn.Module) else None
 
     def is_of_loss(self, call: ast.Call) -> bool:
         """Whether it is one of a loss that compares numbers with numbers."""
@@ -231,7 +304,7 @@ class _Code:
                     yield f"with `{factor:g} *`", right
             case ast.Call():
                 kind = self._value(node.func)
-                yield from self._made_otherwise(node, kind) if inspect.isclass(kind) else self._called_otherwise(node, kind)
+                yield from self._made_otherwise(node, kind) if inspect.isclass(kind) else self.called_otherwise(node)
                 if is_of_output and not inspect.isclass(kind):
                     yield from self._not_called(node, kind)
 
@@ -253,11 +326,9 @@ class _Code:
             shuffle = ast.keyword("shuffle", ast.Constant(value=True))
             yield f"without `{ast.unparse(shuffle)}`", ast.Call(call.func, call.args, [*call.keywords, shuffle])
 
-    def _called_otherwise(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
+    def called_otherwise(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """A model with standardized inputs: by the feature, or all alike."""
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
-            kind = self._value(call.func.value)
-        is_plain = isinstance(kind, torch.nn.Module) and bool(call.args) and isinstance(call.args[0], (ast.Name, ast.Subscript))
+        is_plain = self._module_of(call) is not None and bool(call.args) and isinstance(call.args[0], (ast.Name, ast.Subscript))
         if is_plain and not _is_standard(self._space.get(root_of(call.args[0]))):
             for axis in ("0", ""):
                 new = expression(_STANDARDIZED.format(as_atom(call.args[0]), axis))

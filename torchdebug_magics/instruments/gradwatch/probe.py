@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -80,8 +81,8 @@ class GradProbe:
         findings = self._guard.run("the search for faults", self._judge.findings) or ()
         doubts = () if findings else self._guard.run("the search for doubts", self._judge.doubts) or ()
         by_hand_fields = None if self._record.histories else self._guard.run("the look at a training by hand", self._by_hand)
-        is_in_doubt = bool(findings or doubts or self._raised)
-        alternatives = self._guard.run("the search for changes", self._judge.alternatives, findings) if is_in_doubt else None
+        look = partial(self._judge.alternatives, findings, is_in_doubt=bool(findings or doubts or self._raised))
+        alternatives = self._guard.run("the search for changes", look)
         judged = {
             "findings": findings,
             "doubts": doubts,

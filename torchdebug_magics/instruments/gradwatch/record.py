@@ -367,6 +367,11 @@ class RunRecord:
         step.numbers, step.events = {}, StepEvents(batch=step.events.batch)  # it is kept, with the last steps
         return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
+    @property
+    def losses(self) -> list[float | None]:
+        """The last of each bin."""
+        return self._losses.values
+
     def report(self, **judged: Any) -> GradReport:
         """All of it as it is now, with what was judged."""
         steps = [part for history in self.histories for part in history.parameters.values() if part.link <= Link.WITHOUT_GRADIENT]
@@ -376,7 +381,7 @@ class RunRecord:
         judged |= {what: {name: list(getattr(series, what).values) for name, series in named} for what in _BINNED}
         return GradReport(
             modules=tuple(name for name, _ in named),
-            losses=list(self._losses.values),
+            losses=list(self.losses),
             totals=list(self._totals.values),
             steps_count=self.step + 1,
             learning_rate=None if math.isnan(rate) else rate,

@@ -24,6 +24,7 @@ GradKind: TypeAlias = Literal[
     "remade",
     "decayed",
     "unscheduled",
+    "stalled",
 ]
 Values: TypeAlias = "list[float | None]"
 """One value for each bin of steps; None where the module had no gradient."""
@@ -126,7 +127,7 @@ class GradReport(FindingsReport[GradFinding]):
     def status(self) -> Status:
         """``good`` only if updates were measured to the end of the cell, and nothing speaks against the training."""
         if self.finding is not None:
-            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never", "unscheduled"} else "bad"
+            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never", "unscheduled", "stalled"} else "bad"
         if self.nonfinite_step is not None or self.doubts:
             return "warn"
         return "info" if self.raised or not self.rows else "good"

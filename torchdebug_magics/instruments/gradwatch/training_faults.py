@@ -15,7 +15,7 @@ import torch
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
-from torchdebug_magics.instruments.gradwatch.ablations import ablations
+from torchdebug_magics.instruments.gradwatch.ablations import ablations, other_rates, other_settings
 from torchdebug_magics.instruments.gradwatch.loss_faults import (
     FEW_LOSSES,
     NO_DROP,
@@ -26,6 +26,7 @@ from torchdebug_magics.instruments.gradwatch.loss_faults import (
     fall_of,
     falls,
     guesses,
+    level_of,
     plateau,
     stands,
 )
@@ -62,7 +63,6 @@ _TINY_GRADIENT = 1e-7
 """Norm of a gradient that is too small for a loss that has not converged."""
 _GREEDY, _GONE, _LITTLE = 0.01, 3.0, 0.1
 """Share of a weight that weight decay may take in a step; how often, added up, a weight is gone; the fall of a loss that is no progress."""
-_OTHER_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), 1.0
 _LATE = 100
 """The step from which on a fault begins where the first steps of a training, made again, do not show it."""
 _SPIKE_OF_USUAL, _SPIKE_OF_ALL = 20.0, 5.0
@@ -111,22 +111,16 @@ class Judge:
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
 
-    def alternatives(self, findings: Sequence[GradFinding]) -> tuple[GradFinding, ...]:
-        """Of a training whose loss does not fall: what is to be said of each change with which it may, another learning rate first."""
+    def alternatives(self, findings: Sequence[GradFinding], *, is_in_doubt: bool) -> tuple[GradFinding, ...]:
+        """What is to be said of each change that may let a loss fall: one that does not fall, or one that has stopped falling."""
         trained = [history for history in self._record.histories if history.steps]
         is_known = any(fault.stage == "fault" or fault.step >= _LATE for fault in findings[:1])
         if len(trained) != 1 or is_known:
             return ()
-        history, rate = trained[0], trained[0].steps[-1].rate
-        factors = _OTHER_RATES if 0 < rate < math.inf and not history.is_scheduled else ()
-        rates = [self._at_rate(history, rate, rounded(rate * factor)) for factor in factors if rate * factor <= _HIGHEST]
-        return *rates, *ablations(history)
-
-    @staticmethod
-    def _at_rate(history: GradientHistory, rate: float, new: float) -> GradFinding:
-        kind: GradKind = "too_fast" if new < rate else "not_learning"
-        headline = f"the training does not learn: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
-        return finding(history, kind, *repairs.rated(history, new), value=rate, headline=headline, why="")
+        if is_in_doubt:
+            return *other_rates(trained[0]), *ablations(trained[0])
+        level = level_of(self._record.losses, trained[0])
+        return tuple(other_settings(trained[0], level)) if level is not None else ()
 
     def doubts(self) -> tuple[str, ...]:
         """Why a training without a proven fault is not healthy."""

@@ -19,6 +19,8 @@ from torchdebug_magics.session import Session
 
 _STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 120, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
+_STEPS_TO_A_LEVEL, _A_THIRD = 600, 1 / 3
+"""Of a run that shows how far a setting brings the loss, and what it may leave of it."""
 _OTHER_SEED = 20
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
@@ -55,6 +57,8 @@ def tried(
             progress("changes of the training are tried" if alternatives and not raised else "the fix is tried")
             if raised:
                 result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR))
+            elif any(each.kind == "stalled" for each in alternatives):
+                result = _with_lower_loss(report, again, min(_STEPS_TO_A_LEVEL, max(steps // len(alternatives), _STEPS)))
             elif alternatives:
                 result = _with_best_change(report, again, min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
             elif hasattr(report, "findings"):
@@ -113,6 +117,29 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     why += f"{number(_last(run.losses))}; as written, from {number(as_written.losses[0])} to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
     return replace(_with_finding(report, report.finding, finding), doubts=())
+
+
+def _with_lower_loss(report: Any, again: TrainingAgain, steps: int) -> Any:
+    """The report with the alternative as its finding that brings a loss that has stopped falling far below where it stopped."""
+    as_written = again.run((), steps)
+    if as_written is None or as_written.error or not as_written.is_complete or not _is_like(as_written, report):
+        return report
+    for finding in report.alternatives:
+        run = again.run(finding.edits, steps) if finding.edits else None
+        if run is None or not _ends_at(run) < _A_THIRD * min(finding.value, _ends_at(as_written)):
+            continue
+        other = again.run(finding.edits, steps, seed=_OTHER_SEED)
+        if other is not None and _ends_at(other) < _A_THIRD * finding.value:  # and not by chance
+            why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss to {number(_ends_at(run))}; "
+            why += f"as written, {report.steps_count:,} bring it to {number(finding.value)}"
+            return _with_finding(report, None, replace(finding, explanation=why, fix_state="verified"))
+    return report
+
+
+def _ends_at(run: Run) -> float:
+    """The loss of its last fifth; infinite where an error has ended it, or any loss is no number."""
+    is_sound = not run.error and len(run.losses) >= _FEW and all(map(math.isfinite, run.losses))
+    return _last(run.losses) if is_sound and _last(run.losses) >= 0 else math.inf
 
 
 def with_fix_of(other: Report, report: Report) -> Report:

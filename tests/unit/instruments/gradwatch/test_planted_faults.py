@@ -31,7 +31,8 @@ def test_the_fault_is_named(fault: Fault, observe: Observe) -> None:
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert {fault.kind for fault in FAULTS} == set(get_args(GradKind))
+    of_a_trial = {"stalled"}  # which `%%torchdebug` alone makes: see watch/test_tried_fixes.py
+    assert {fault.kind for fault in FAULTS} == set(get_args(GradKind)) - of_a_trial
 
 
 def test_divergence_is_said_before_the_nan(observe: Observe) -> None:

@@ -71,6 +71,82 @@ def test_a_learning_rate_is_blamed_where_another_one_lets_the_training_learn(she
     assert repaired_loss(shell, report, *cells) < 1.5
 
 
+UNSCALED = """\
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.arange(30., 51.)[:, None]; y = x ** 2 / 64 - 5 * x / 4 + 25
+net = nn.Sequential(nn.Linear(1, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+"""
+SAW_TOOTH = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.rand(64, 7); y = (x[:, 0] + x[:, 2] > x[:, 3] + x[:, 5]).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+net = nn.Sequential(nn.Linear(7, 60), nn.ReLU(), nn.Linear(60, 100), nn.ReLU(), nn.Linear(100, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=3e-3)
+"""
+FIT = """\
+def train(x, y, steps):
+    for step in range(steps):
+        inputs = x.clone()
+        loss = (net(inputs) - y).abs().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss
+loss = train(x, y, 200)
+"""
+EPOCHS = """\
+for epoch in range(150):
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(net(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cells", "blamed", "most"),
+    [
+        ((UNSCALED, FIT), "it is learned from inputs of this scale", 3.0),
+        ((SAW_TOOTH, EPOCHS), "with `SGD`", 0.2),
+    ],
+    ids=["inputs of another scale", "a rate too low for the noise of batches"],
+)
+def test_a_loss_that_stops_where_another_setting_goes_on_is_no_success(
+    shell: InteractiveShell, cells: tuple[str, ...], blamed: str, most: float
+) -> None:
+    report = watched(shell, *cells)
+    assert (report.instrument, report.finding.kind, report.status) == ("gradwatch", "stalled", "warn"), report.verdict
+    assert blamed in report.verdict
+    assert report.fix_state == "verified"
+    assert repaired_loss(shell, report, *cells) < most
+
+
+PLATEAUS = {
+    "the noise of the targets": """\
+x = torch.randn(256, 3); y = 500 * (x.sum(1, keepdim=True) + torch.randn(256, 1))
+net = nn.Linear(3, 1); optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+""",
+    "a dropout": """\
+x = torch.randn(256, 6); y = x.sum(1, keepdim=True)
+net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+""",
+}
+
+
+@pytest.mark.parametrize("setup", PLATEAUS.values(), ids=PLATEAUS)
+def test_a_loss_that_no_setting_brings_lower_is_well(shell: InteractiveShell, setup: str) -> None:
+    report = watched(shell, f"import torch\nfrom torch import nn\nimport torch.nn.functional as F\ntorch.manual_seed(0)\n{setup}", LOOP * 8)
+    assert (report.instrument, report.status) == (None, "good"), report.verdict
+
+
 BLOCK = """\
 class Net(nn.Module):
     def __init__(self):
