@@ -78,7 +78,7 @@ def other_rates(history: GradientHistory) -> Iterator[GradFinding]:
 def other_settings(history: GradientHistory, level: float) -> Iterator[GradFinding]:
     """What is to be said of each setting with which a loss that has stopped at that level comes much lower.
 
-    Data of mean 0 and deviation 1, Adam, another learning rate, and two of these: what is minimized stays the same.
+    Adam, another learning rate, inputs of mean 0 and deviation 1, and two of these: what is minimized stays the same.
     """
     code = _Code(history)
     if code.has_copies or not history.is_alone:
@@ -91,7 +91,7 @@ def other_settings(history: GradientHistory, level: float) -> Iterator[GradFindi
         for where, what, fix, edits in by_edits.values()
     ]
     others = [*_with_adam(history, say, stops), *_at_near_rates(history, say, stops)]
-    yield from (*scaled, *others)
+    yield from (*others, *scaled)  # which concerns the evaluation, too, last
     for first in scaled:
         for second in others:
             if second.edits and {edit.line for edit in first.edits}.isdisjoint(edit.line for edit in second.edits):

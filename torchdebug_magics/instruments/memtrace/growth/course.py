@@ -49,7 +49,7 @@ class Course:
             tracer.hooks,
             guard,
             lambda module, *given: guard.run("the look at a model call", self._call_begins, id(module), given, module),
-            lambda _, output: guard.run("the look at a model's return", self._call_ends, output, tracer.returned),
+            lambda module, output: guard.run("the look at a model's return", self._call_ends, output, tracer.returned, module),
         )
         self.modules = self._outermost.modules
         self._is_followed = not is_light
@@ -98,13 +98,13 @@ class Course:
         self._start("forward")
         self._ledger.span.model = 0 if module is None else of
 
-    def _call_ends(self, result: object, book: Callable[[object], None]) -> None:
+    def _call_ends(self, result: object, book: Callable[[object], None], module: torch.nn.Module | None = None) -> None:
         if torch._C._current_graph_task_id() != -1:
             return
         if self._is_followed:
             self._guard.run("the look at what a call has made", book, result)
         if torch.is_grad_enabled():
-            self._guard.run("the look at a graph", self._watch.graphs.mark, self._steps.count, result)
+            self._guard.run("the look at a graph", self._watch.graphs.mark, self._steps.count, result, module)
         self._stop()
 
     def _around(self, original: Any, *args: Any, _leaves: bool, **kwargs: Any) -> Any:

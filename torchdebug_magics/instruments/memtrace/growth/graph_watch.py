@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+import torch
+
 from torchdebug_magics.instruments.memtrace.growth.loop_steps import FEWEST, Loop, Steps
 from torchdebug_magics.instruments.memtrace.held.leak_fixes import graph_fix
 from torchdebug_magics.instruments.memtrace.ledger.op_tracer import has_graph
@@ -39,13 +41,19 @@ class GraphWatch:
         """(step that begins, by path)."""
         self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
         """(step, of a node that a model has made in it)."""
+        self._evaluates = False
+        """Whether the last model that returned a graph was in evaluation mode."""
+        self._in_evaluation: set[int] = set()
+        """The looks before which it was."""
         self._recorded = 0
         """The last step of which it is known that another watch kept a record."""
         self._clear: tuple[int, float] | None = None
         """(step, bytes by which the heap grew in each until then) of the latest look if it met no graph from before the last step."""
 
-    def mark(self, step: int, output: object) -> None:
+    def mark(self, step: int, output: object, module: torch.nn.Module | None) -> None:
         """A model has returned that. What autograd keeps with a node is let go with it, which nothing else tells."""
+        if module is not None and next(module.parameters(), None) is not None:  # and no loss, whose mode nobody sets
+            self._evaluates = not module.training
         if len(self._marks) >= _MOST_MARKS and LOOKS_AT.isdisjoint((step + 1, step + 2)):
             return
         node = next((tensor.grad_fn for tensor in tensors_in(output) if has_graph(tensor)), None)
@@ -71,6 +79,7 @@ class GraphWatch:
             return
         found = histories(steps.of_node)
         self._looks.append((step, found))
+        self._in_evaluation |= {step} if self._evaluates else set()
         is_clear = step >= _SETTLED and all(min(history.steps, default=step) >= step - 1 for history in found.values())
         self._clear = (step, main.counted_bytes(self._recorded)) if is_clear else None
 
@@ -127,9 +136,10 @@ class GraphWatch:
         spent = [pair for pair in pairs if all(2 * len(history.used_up) > len(history.steps) for _, history in pair)]
         if any(len(later.used_up) >= FEWEST for _, (_, later) in spent):
             return _rate(spent)
-        # No backward pass has run through it so far, and one may be to come; with one look, it may be one round's own.
+        # No backward pass has run through it so far, and one may be to come, but in an evaluation; with one look, it may be one round's own.
         is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
-        return _rate(pairs) if len(rounds) == 1 and is_long and not steps.accumulates(main) else 0
+        is_unused = len(rounds) == 1 or {at for looks in rounds for at, _ in looks} <= self._in_evaluation
+        return _rate(pairs) if is_unused and is_long and not steps.accumulates(main) else 0
 
 
 def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> float:
