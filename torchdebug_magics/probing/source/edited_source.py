@@ -129,10 +129,12 @@ class Source:
         return Edit(cell=self.where.cell, file=self.where.file, line=first_line(node) - self.offset, old="", new=new)
 
     def after(self, node: ast.stmt, new: str) -> Edit:
-        """As a replacement of a simple statement; of a compound one, before the line that follows it, in the same column."""
-        if isinstance(node, SIMPLE):
-            return self.replacing(node, f"{self.text(node)}\n{new}")
-        return Edit(cell=self.where.cell, file=self.where.file, line=last_line(node) + 1 - self.offset, old="", new=new)
+        """As a replacement of a simple statement; of a compound one, before the next of its block, or behind the whole."""
+        whole, block = self.text(node, whole=True), self.block_of(node)
+        following = block[block.index(node) + 1 :] if node in block else []
+        if following and not isinstance(node, SIMPLE):
+            return self.before(following[0], new)
+        return self.replacing(node, f"{whole}\n{new}", old=whole)
 
     def merged(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         """The edits of a line that several statements share as one: each by itself would replace or push away what it does not mean."""
@@ -203,7 +205,7 @@ def made_as(file: str, name: str, kind: str = "") -> list[tuple[Location, ast.Ca
 
 
 def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit, ...]]:
-    """An assignment moved below the last statement of its block, up to a line, that changes what it reads; empty where none does."""
+    """An assignment below the last statement that changes what it reads: of its block, up to a line, or of a later cell; else empty."""
     tree = None if where is None else tree_of(where.file)
     if where is None or tree is None:
         return "", ()
@@ -215,6 +217,13 @@ def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit,
         if made is not None and (bound_names(node) & names or any(root_of(target) in names for target in targets_of(node))):
             fix = f"move `{ast.unparse(made)}` below `{ast.unparse(node)}`"
             return fix, source.merged((source.replacing(made, ""), source.after(node, source.text(made))))
+    for cell in cells():
+        if made is not None and (cell.where.cell or 0) > (where.cell or 0):
+            loops = [node.lineno for node in cell.tree.body if isinstance(node, LOOPS)]
+            before = [node for node in cell.tree.body if isinstance(node, SIMPLE) and node.lineno < max(loops, default=cell.line)]
+            for node in (node for node in reversed(before) if bound_names(node) & names):
+                text = source.text(made)
+                return f"run `{text}` again after `{cell.text(node)}`", (cell.after(node, text),)
     return "", ()
 
 

@@ -11,6 +11,7 @@ import torch
 
 from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
+from torchdebug_magics.instruments.autograd.errors.second_backward import carried_graphs, carried_over
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
     code_at,
@@ -49,6 +50,11 @@ _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of \S+?
 def modified_in_place(raised: Raised) -> AutogradFinding:
     """Names both ops: from the tape if the step was recorded, otherwise from the graph and the user's source."""
     overwritten = list(_all_on_tape(raised))
+    keeps_graph = any(option.arg == "retain_graph" for call in nodes(ast.Call, raised.statement) for option in call.keywords)
+    is_by_update = all(writer.in_optimizer for _, _, writer in overwritten)
+    if keeps_graph and is_by_update and (names := [name for name, _ in carried_graphs(raised)]):
+        why = "the update overwrote what that graph had saved: `retain_graph=True` keeps the graph, and is not needed without it"
+        return carried_over(raised, names, why=why)
     return _from_tape(raised, overwritten) if overwritten else _read_from_text(raised)
 
 

@@ -70,7 +70,7 @@ def second_time(raised: Raised) -> AutogradFinding:
         return trained
     names = _shared_names(made.where, consumer)
     if is_same_line and any(op.index >= first.index for op in graph):  # else both losses were there before the first call
-        carried, loop = [name for name, _ in _carried_graphs(raised)], loop_around(here)
+        carried, loop = [name for name, _ in carried_graphs(raised)], loop_around(here)
         is_of_loop = loop is not None and any(
             here is not None and line.file == here.file and covers(loop, line.line) for line in made.calls
         )
@@ -78,7 +78,7 @@ def second_time(raised: Raised) -> AutogradFinding:
         is_of_module = not carried and all("." in name for name in known or names)
         if is_of_module and (kept := _kept_by_module(raised, **more)) is not None:
             return kept
-        return _carried(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
+        return carried_over(raised, known or carried or names, is_made_before=loop is not None and not is_of_loop, **more)
     after = raised.course.events[raised.course.events.index(first) + 1 :]
     used = {use.tensor for op in shared for use in op.reads if use.is_leaf}
     trains_another = any(isinstance(one, OptimizerStep) and one.parameters and not one.parameters & used for one in after)
@@ -125,9 +125,9 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     if here is None:
         return _shared(raised, [], 0)
     loop = loop_around(here)
-    if carried := _carried_graphs(raised):
+    if carried := carried_graphs(raised):
         where = location(here.file, carried[0][1], here.function)
-        return _carried(raised, [name for name, _ in carried], where, first_backward_at=here, shared_from=where)
+        return carried_over(raised, [name for name, _ in carried], where, first_backward_at=here, shared_from=where)
     if loop is not None and (made := _made_before(raised, loop)) is not None:
         return made
     if (kept := _kept_by_module(raised)) is not None:
@@ -258,7 +258,7 @@ def _last_bound(name: str, file: str, loop: Loop) -> Location | None:
     return None
 
 
-def _carried_graphs(raised: Raised) -> list[tuple[str, int]]:
+def carried_graphs(raised: Raised) -> list[tuple[str, int]]:
     """(name, line that binds it) of what the loop around backward() carries over with a graph."""
     values = raised.values()
     carried = carried_names(loop_around(raised.here))
@@ -280,8 +280,14 @@ def _whole(raised: Raised, name: str | None, *, is_in_loop: bool, **more: Any) -
     return raised.finding(f"backward() was called twice on {called}", fix, tensor=name, edits=edits, explanation=why, **more)
 
 
-def _carried(
-    raised: Raised, names: list[str], where: Location | None = None, *, is_made_before: bool = False, **more: Any
+def carried_over(
+    raised: Raised,
+    names: list[str],
+    where: Location | None = None,
+    *,
+    is_made_before: bool = False,
+    why: str = "the previous step's backward() has freed its part of the graph",
+    **more: Any,
 ) -> AutogradFinding:
     """The graph of the step before, bound at a line; or with `is_made_before` one from before the loop."""
     names = [known for name in names for known in _known_here(raised, name)]
@@ -296,7 +302,7 @@ def _carried(
         fix=fix if cure else "call `.detach()` on what is carried over to the next step",
         edits=_made_in_loop(raised, more.get("shared_from")) if is_made_before and cure else (),
         tensor=", ".join(names) or None,
-        explanation="the previous step's backward() has freed its part of the graph",
+        explanation=why,
         **more,
     )
 

@@ -136,7 +136,7 @@ class GraphWatch:
         spent = [pair for pair in pairs if all(2 * len(history.used_up) > len(history.steps) for _, history in pair)]
         if any(len(later.used_up) >= FEWEST for _, (_, later) in spent):
             return _rate(spent)
-        # No backward pass has run through it so far, and one may be to come, but in an evaluation; with one look, it may be one round's own.
+        # No backward pass has run through it so far: one may be to come, but of an evaluation; with one look, it may be one round's own.
         is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
         is_unused = len(rounds) == 1 or {at for looks in rounds for at, _ in looks} <= self._in_evaluation
         return _rate(pairs) if is_unused and is_long and not steps.accumulates(main) else 0
