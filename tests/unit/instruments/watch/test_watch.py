@@ -164,6 +164,65 @@ def test_a_state_that_is_carried_over_is_named_by_both_doors(cells: tuple[str, .
     assert "`state = state.detach()`" in report.finding.fix
 
 
+RECURRENT = """\
+rnn, head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+trained = torch.optim.Adam([*rnn.parameters(), *head.parameters()])
+state, losses = torch.zeros(1, 32, 8), []
+for part in x.split(8, 1) * 3:
+    output, state = rnn(part.unsqueeze(-1), state)
+    loss = head(output).square().mean()
+    trained.zero_grad()
+    loss.backward(retain_graph=True)
+    trained.step()
+    losses.append(loss.item())
+    if len(losses) % 2:
+        print(losses[-1])
+"""
+
+
+@pytest.mark.parametrize("cells", [(RECURRENT, "%torchdebug -o w"), (f"%%torchdebug -o w\n{RECURRENT}",)], ids=["bare", "watched"])
+def test_a_graph_that_is_retained_and_carried_over_is_cut_and_not_the_update_moved(cells: tuple[str, ...], shell: InteractiveShell) -> None:
+    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
+        shell.run_cell(cell, store_history=True)
+    report = shell.user_ns["w"]
+    assert "`state` carries the graph of the previous step" in report.verdict
+    fixed = next(iter(fixed_source(report).values()))
+    assert "\n    state = state.detach()" in fixed  # behind the `if`, and not in it
+    assert shell.run_cell(fixed.replace("%%torchdebug -o w\n", "")).success
+
+
+AGAIN = "model = nn.Linear(8, 1)\nfor step in range(20):\n    " + "\n    ".join(
+    ("loss = model(x).square().mean()", "optimizer.zero_grad()", "loss.backward()", "optimizer.step()")
+)
+
+
+def test_an_optimizer_of_an_earlier_cell_is_made_again_where_its_model_is(shell: InteractiveShell) -> None:
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    for cell in ("%load_ext torchdebug_magics", SETUP, made, f"%%torchdebug -o w\n{AGAIN}"):
+        shell.run_cell(cell, store_history=True)
+    report = shell.user_ns["w"]
+    assert report.finding.kind == "stale_optimizer", report.verdict
+    assert f"model = nn.Linear(8, 1)\n{made}\nfor" in next(iter(fixed_source(report).values()))
+
+
+def test_a_graph_that_each_evaluation_adds_up_anew_is_named(shell: InteractiveShell) -> None:
+    train = "    model.train()\n    for part in x.split(8):\n        optimizer.zero_grad(); model(part).square().mean().backward(); optimizer.step()"
+    cell = f"""\
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for epoch in range(4):
+{train}
+    model.eval()
+    mean = 0
+    for part in x.repeat(2, 1):
+        mean += model(part).square().mean()
+"""
+    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{cell}"):
+        shell.run_cell(text, store_history=True)
+    report = shell.user_ns["w"]
+    assert (report.instrument, "`mean` keeps each iteration's graph" in report.verdict) == ("memtrace", True), report.verdict
+    assert "mean += model(part).square().mean().detach()" in report.fix
+
+
 def test_a_cell_that_computes_nothing_is_not_called_fine() -> None:
     with torchdebug_magics.watch() as session:
         pass

@@ -46,6 +46,10 @@ for x in torch.randn(5, 8, 4):
     losses.append(loss)
     total += loss
     optimizer.step()
+for _ in range(2):
+    total += 1
+    if total > 3:
+        print(loss)
 with torch.no_grad():
     x = model(x)
     print(total)
@@ -90,6 +94,11 @@ CASES = {
         "losses.append",
         "run `total = total.detach()` at the end of each step",
         [("    optimizer.step()", "    optimizer.step()\n    total = total.detach()")],
+    ),
+    "at the end of a body whose last statement has one": (
+        "total += 1",
+        "run `total = total.detach()` at the end of each step",
+        [("        print(loss)\n", "        print(loss)\n    total = total.detach()\n")],
     ),
     "after one of several statements in a line": (
         "losses.append",
@@ -235,8 +244,8 @@ def test_the_edited_source_is_as_the_fix_says(case: str, file: str) -> None:
         want = want.replace(old, new)
     if case == "a block around the loop":
         head, _, loop = want.partition("with torch.no_grad():\n    for")
-        body, _, rest = loop.partition("\nwith")
-        want = f"{head}with torch.no_grad():\n    for{body.replace(chr(10), chr(10) + '    ')}\nwith{rest}"
+        body, _, rest = loop.partition("\nfor _")
+        want = f"{head}with torch.no_grad():\n    for{body.replace(chr(10), chr(10) + '    ')}\nfor _{rest}"
     assert torchdebug_magics.fixed_source(report) == {file: want}
     assert (report.fix, report.fix_state) == (fix, "compiles")
     assert report.to_dict()["edits"] == [dataclasses.asdict(edit) for edit in report.edits]
