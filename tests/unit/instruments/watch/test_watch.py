@@ -191,9 +191,14 @@ def test_a_graph_that_is_retained_and_carried_over_is_cut_and_not_the_update_mov
     assert shell.run_cell(fixed.replace("%%torchdebug -o w\n", "")).success
 
 
-AGAIN = "model = nn.Linear(8, 1)\nfor step in range(20):\n    " + "\n    ".join(
-    ("loss = model(x).square().mean()", "optimizer.zero_grad()", "loss.backward()", "optimizer.step()")
-)
+AGAIN = """\
+model = nn.Linear(8, 1)
+for step in range(20):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 
 
 def test_an_optimizer_of_an_earlier_cell_is_made_again_where_its_model_is(shell: InteractiveShell) -> None:
@@ -205,18 +210,23 @@ def test_an_optimizer_of_an_earlier_cell_is_made_again_where_its_model_is(shell:
     assert f"model = nn.Linear(8, 1)\n{made}\nfor" in next(iter(fixed_source(report).values()))
 
 
-def test_a_graph_that_each_evaluation_adds_up_anew_is_named(shell: InteractiveShell) -> None:
-    train = "    model.train()\n    for part in x.split(8):\n        optimizer.zero_grad(); model(part).square().mean().backward(); optimizer.step()"
-    cell = f"""\
+EVALUATED = """\
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for epoch in range(4):
-{train}
+    model.train()
+    for part in x.split(8):
+        optimizer.zero_grad()
+        model(part).square().mean().backward()
+        optimizer.step()
     model.eval()
     mean = 0
     for part in x.repeat(2, 1):
         mean += model(part).square().mean()
 """
-    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{cell}"):
+
+
+def test_a_graph_that_each_evaluation_adds_up_anew_is_named(shell: InteractiveShell) -> None:
+    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{EVALUATED}"):
         shell.run_cell(text, store_history=True)
     report = shell.user_ns["w"]
     assert (report.instrument, "`mean` keeps each iteration's graph" in report.verdict) == ("memtrace", True), report.verdict
