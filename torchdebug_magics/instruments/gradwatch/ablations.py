@@ -87,8 +87,8 @@ def other_settings(history: GradientHistory, level: float) -> Iterator[GradFindi
     stops = f"the loss stops at {number(level)}"
     by_edits = {change[-1]: change for change in chain(_with_standard_data(code, of_inputs=True), _of_models_inputs(code))}
     scaled = [
-        replace(say(where, fix, headline=f"{stops}: it is learned {what}"), edits=edits, fix_state="compiles")
-        for where, what, fix, edits in by_edits.values()
+        replace(say(where, fix, headline=f"{stops}: the inputs are not standardized"), edits=edits, fix_state="compiles")
+        for where, _, fix, edits in by_edits.values()
     ]
     others = [*_with_adam(history, say, stops), *_at_near_rates(history, say, stops)]
     yield from (*others, *scaled)  # which concerns the evaluation, too, last

@@ -113,7 +113,7 @@ for epoch in range(150):
 @pytest.mark.parametrize(
     ("cells", "blamed", "most"),
     [
-        ((UNSCALED, FIT), "it is learned from inputs of this scale", 3.0),
+        ((UNSCALED, FIT), "the inputs are not standardized", 3.0),
         ((SAW_TOOTH, EPOCHS), "with `SGD`", 0.2),
     ],
     ids=["inputs of another scale", "a rate too low for the noise of batches"],
