@@ -58,6 +58,10 @@ def applied(text: str, edits: Sequence[Edit]) -> str:
         head = beside[:column] if old else " " * column
         new = edit.new.split("\n") if edit.new else []
         new = [f"{head if number == 0 else ' ' * column}{line}" for number, line in enumerate(new)]
+        for number, (before, after) in enumerate(zip(old, edit.new.split("\n"), strict=False)):
+            if before != after:
+                break
+            new[number] = lines[at + number].removesuffix(tail if number == len(old) - 1 else "")  # as in a string that begins further left
         lines[at : at + len(old)] = [*new[:-1], new[-1] + tail] if new else []
     return "\n".join(lines)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,8 @@ from torchdebug_magics.report import Edit, Location
 _MOST = 40
 """Changes that are tried."""
 _OTHER_RATES, _NEAR_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), (10.0, 100.0, 0.1), 1.0
+_LEARNED = 0.5
+"""Of the first losses: below it, a training has learned."""
 _ADAPTIVE, _USUAL_RATE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LBFGS"}), 1e-3
 _ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
 _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
@@ -85,42 +88,48 @@ def other_settings(history: GradientHistory, level: float) -> Iterator[GradFindi
         return
     say = partial(finding, history, "stalled", value=level, why="")
     stops = f"the loss stops at {number(level)}"
-    by_edits = {change[-1]: change for change in chain(_with_standard_data(code, of_inputs=True), _of_models_inputs(code))}
+    # A model that has learned much of what it can is made to learn the noise, too, by larger steps.
+    has_learned = level < _LEARNED * statistics.fmean(history.first_losses)
+    others = [*(() if has_learned else _with_adam(history, say, stops)), *_at_near_rates(history, say, stops, is_lower=has_learned)]
     scaled = [
         replace(say(where, fix, headline=f"{stops}: the inputs are not standardized"), edits=edits, fix_state="compiles")
-        for where, _, fix, edits in by_edits.values()
+        for where, fix, edits in _of_models_inputs(code)
     ]
-    others = [*_with_adam(history, say, stops), *_at_near_rates(history, say, stops)]
-    yield from (*others, *scaled)  # which concerns the evaluation, too, last
+    yield from (*others, *scaled)
     for first in scaled:
         for second in others:
             if second.edits and {edit.line for edit in first.edits}.isdisjoint(edit.line for edit in second.edits):
                 yield replace(first, fix=f"{first.fix}, and {second.fix}", edits=(*first.edits, *second.edits))
 
 
-def _of_models_inputs(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
-    """Calls of a model with standardized inputs, in a function that makes them."""
-    for statement, where in code.statements():
-        for call in filter(code.is_of_model, nodes(ast.Call, statement)):
-            for what, new in code.called_otherwise(call):
-                yield where, what, f"replace `{ast.unparse(call)}` by `{ast.unparse(new)}`", exchanging(where, call, new)
+def _of_models_inputs(code: _Code) -> Iterator[tuple[Location, str, tuple[Edit, ...]]]:
+    """The only call of a model, of all samples at once, with standardized inputs: what it is evaluated with would need the same numbers."""
+    called_at = {call: where for statement, where in code.statements() for call in nodes(ast.Call, statement) if code.is_of_model(call)}
+    batches = {name for tree in code.trees.values() for loop in nodes((ast.For, ast.comprehension), tree) for name in names_in(loop.target)}
+    places = {(where.file, call.lineno, call.col_offset) for call, where in called_at.items()}
+    for call, where in called_at.items() if len(places) == 1 else ():
+        for _, new in code.called_otherwise(call) if not names_in(call) & batches else ():
+            yield where, f"replace `{ast.unparse(call)}` by `{ast.unparse(new)}`", exchanging(where, call, new)
+        return
 
 
 def _with_adam(history: GradientHistory, say: Callable[..., GradFinding], stops: str) -> Iterator[GradFinding]:
-    """The parameters with Adam, and its usual learning rate."""
+    """The parameters with Adam, and its usual learning rate; weight decay, which it takes otherwise, is a part of what is minimized."""
     for where, call in made_as(history.file, history.name, history.kind) if history.kind not in _ADAPTIVE else ():
+        if not call.args or any(option.arg == "weight_decay" for option in call.keywords):
+            continue
         adam = ast.Attribute(call.func.value, "Adam") if isinstance(call.func, ast.Attribute) else expression("torch.optim.Adam")
         new = ast.Call(adam, call.args[:1], [ast.keyword("lr", ast.Constant(_USUAL_RATE))])
         fix, edits = f"use `{ast.unparse(new)}` in place of `{ast.unparse(call)}`", exchanging(where, call, new)
         yield replace(say(where, fix, headline=f"{stops} with `{history.kind}`"), edits=edits, fix_state="compiles")
 
 
-def _at_near_rates(history: GradientHistory, say: Callable[..., GradFinding], stops: str) -> Iterator[GradFinding]:
-    """Learning rates that are some 10 times larger or smaller."""
+def _at_near_rates(history: GradientHistory, say: Callable[..., GradFinding], stops: str, *, is_lower: bool) -> Iterator[GradFinding]:
+    """Learning rates that are some 10 times smaller and, unless `is_lower`, larger."""
     rate = history.steps[-1].rate
     for factor in _NEAR_RATES if 0 < rate < math.inf and not history.is_scheduled else ():
         new = rounded(rate * factor)
-        if new <= _HIGHEST:
+        if new <= _HIGHEST and (new < rate or not is_lower):
             headline = f"{stops}: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
             yield say(*rated(history, new), headline=headline)
 
@@ -144,20 +153,19 @@ def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tup
                 yield where, what, fix, edits
 
 
-def _with_standard_data(code: _Code, *, of_inputs: bool = False) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
+def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
     """The data set of tensors, or the tensors that the loop reads, with mean 0 and deviation 1: the inputs alone, then all."""
     sets = [(file, call) for file, tree in code.trees.items() for call in nodes(ast.Call, tree) if called(call) == "TensorDataset"]
     for file, call in sets:
         where = location(file, call.lineno, "<module>")
-        concerned = call.args[:-1] if of_inputs else call.args
-        for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in concerned}):
+        for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in call.args}):
             parts = [expression(names.get(ast.unparse(part), ast.unparse(part))) for part in call.args]
             edits = exchanging(where, call, ast.Call(call.func, parts, call.keywords))
             yield where, _OF_THIS_SCALE, f"standardize {listed([f'`{name}`' for name in names])}", edits
     for file, loop in code.loops if not sets else ():
         inside = bound_names(loop)
         read = [call for call in nodes(ast.Call, loop) if code.is_of_model(call)]
-        read += [call for call in nodes(ast.Call, loop) if code.is_of_loss(call) and not of_inputs]
+        read += [call for call in nodes(ast.Call, loop) if code.is_of_loss(call)]
         given = [part for call in read for part in call.args if isinstance(part, ast.Name)]
         where = location(file, loop.lineno, "<module>")
         for names in _first_then_all({part.id: code.standardized(part) for part in given if part.id not in inside}):

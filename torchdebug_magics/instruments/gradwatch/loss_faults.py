@@ -20,8 +20,8 @@ _SLOW = 1e-4
 _FAR_BELOW = 10.0
 _STANDING_STEPS, _STANDING = 60, 0.95
 """Steps after which a loss is to be lower than at first, and what of it may be left."""
-_AS_LOW = 0.7
-"""Share of a loss that is left, where it has as good as stopped falling."""
+_AS_GOOD_AS = 0.02
+"""Share of a loss by which one that has as good as stopped falling still falls, over the second half of a training."""
 FEW_LOSSES, _GUESSED = 20, 1.02
 NO_DROP = 0.005
 NOT_CONVERGED = 1e-3
@@ -126,16 +126,16 @@ def stands(history: GradientHistory) -> tuple[float, float] | None:
 
 
 def level_of(losses: Sequence[float | None], history: GradientHistory) -> float | None:
-    """The loss at which a training has stopped falling: that of its last quarter, where its second one was about as low.
+    """The loss at which a training has stopped falling: that of its last quarter, where that before was as low, by chance or nearly.
 
     None while it falls, and of one that has converged; `losses` are those of the whole run, as a few steps tell little of those of batches.
     """
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if history.steps_count < _STANDING_STEPS or not known or min(known) <= 0 or history.factor < 0 or history.is_warming_up:
         return None
-    quarter = len(known) // 4
-    second, last = statistics.fmean(known[quarter : 2 * quarter]), statistics.fmean(known[-quarter:])
-    return last if last > _AS_LOW * second and last / history.factor > NOT_CONVERGED else None
+    half = known[len(known) // 2 :]
+    last, (drop, error) = statistics.fmean(half[len(half) // 2 :]), fall_of(half)
+    return last if drop < max(2 * error, _AS_GOOD_AS * last) and last / history.factor > NOT_CONVERGED else None
 
 
 def divergence(history: GradientHistory) -> Iterator[GradFinding]:

@@ -21,6 +21,8 @@ _STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 120, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
 _STEPS_TO_A_LEVEL, _A_THIRD = 600, 1 / 3
 """Of a run that shows how far a setting brings the loss, and what it may leave of it."""
+_LEAST_S = 5.0
+"""That trials may take which a mere suspicion asks for, however short the cell was."""
 _OTHER_SEED = 20
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
@@ -124,8 +126,9 @@ def _with_lower_loss(report: Any, again: TrainingAgain, steps: int) -> Any:
     as_written = again.run((), steps)
     if as_written is None or as_written.error or not as_written.is_complete or not _is_like(as_written, report):
         return report
+    most_s = max(_LEAST_S, again.spent_s * report.steps_count / max(1, len(as_written.losses)))  # about as long as the cell took
     for finding in report.alternatives:
-        run = again.run(finding.edits, steps) if finding.edits else None
+        run = again.run(finding.edits, steps) if finding.edits and again.spent_s < most_s else None
         if run is None or not _ends_at(run) < _A_THIRD * min(finding.value, _ends_at(as_written)):
             continue
         other = again.run(finding.edits, steps, seed=_OTHER_SEED)

@@ -8,6 +8,7 @@ import linecache
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from torchdebug_magics.fixes import applied, dedented
 from torchdebug_magics.probing.source.syntax import (
@@ -130,10 +131,12 @@ class Source:
 
     def after(self, node: ast.stmt, new: str) -> Edit:
         """As a replacement of a simple statement; of a compound one, before the next of its block, or behind the whole."""
-        whole, block = self.text(node, whole=True), self.block_of(node)
-        following = block[block.index(node) + 1 :] if node in block else []
-        if following and not isinstance(node, SIMPLE):
+        block = self.block_of(node)
+        following = block[block.index(node) + 1 :] if node in block and not isinstance(node, SIMPLE) else []
+        if following:
             return self.before(following[0], new)
+        below = [*takewhile(lambda line: line[: node.col_offset + 1].strip() == "" != line.strip(), self.lines[last_line(node) :])]
+        whole = "\n".join([self.text(node, whole=True), *(line[node.col_offset :] for line in below)])  # with comments that end it
         return self.replacing(node, f"{whole}\n{new}", old=whole)
 
     def merged(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
@@ -221,7 +224,10 @@ def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit,
         if made is not None and (cell.where.cell or 0) > (where.cell or 0):
             loops = [node.lineno for node in cell.tree.body if isinstance(node, LOOPS)]
             before = [node for node in cell.tree.body if isinstance(node, SIMPLE) and node.lineno < max(loops, default=cell.line)]
-            for node in (node for node in reversed(before) if bound_names(node) & names):
+            changing = [
+                node for node in before if bound_names(node) & names or any(root_of(target) in names for target in targets_of(node))
+            ]
+            for node in reversed(changing):
                 text = source.text(made)
                 return f"run `{text}` again after `{cell.text(node)}`", (cell.after(node, text),)
     return "", ()

@@ -116,6 +116,11 @@ class TrainingAgain:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         return size_bytes <= _MOST_BYTES
 
+    @property
+    def spent_s(self) -> float:
+        """On all runs so far, by a clock that goes slower while other programs have the processor."""
+        return _ALL_S - self._left_s
+
     def _is_repeatable(self) -> bool:
         """Whether neither the cell nor the functions and classes of any cell do what cannot be done twice."""
         assert self._cell is not None

@@ -87,7 +87,7 @@ torch.manual_seed(0)
 x = torch.rand(64, 7); y = (x[:, 0] + x[:, 2] > x[:, 3] + x[:, 5]).long()
 loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
 net = nn.Sequential(nn.Linear(7, 60), nn.ReLU(), nn.Linear(60, 100), nn.ReLU(), nn.Linear(100, 2))
-optimizer = torch.optim.SGD(net.parameters(), lr=3e-3)
+optimizer = torch.optim.SGD(net.parameters(), lr=1.5e-3)
 """
 FIT = """\
 def train(x, y, steps):
@@ -132,6 +132,15 @@ PLATEAUS = {
     "the noise of the targets": """\
 x = torch.randn(256, 3); y = 500 * (x.sum(1, keepdim=True) + torch.randn(256, 1))
 net = nn.Linear(3, 1); optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+""",
+    "a weight decay, which keeps few samples from being learned by heart": """\
+x = torch.randn(40, 10).repeat(7, 1); y = (x[:, :1] + 0.7 * torch.randn(280, 1)).sign()
+net = nn.Sequential(nn.Linear(10, 200), nn.ReLU(), nn.Linear(200, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.05, weight_decay=0.08)
+""",
+    "inputs of another scale that are the targets, too": """\
+x = torch.rand(256, 6) * 100; y = x
+net = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6)); optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 """,
     "a dropout": """\
 x = torch.randn(256, 6); y = x.sum(1, keepdim=True)

@@ -233,6 +233,50 @@ def test_a_graph_that_each_evaluation_adds_up_anew_is_named(shell: InteractiveSh
     assert "mean += model(part).square().mean().detach()" in report.fix
 
 
+SALIENCY = """\
+model.eval()
+maps = []
+for _ in range(6):
+    total, inputs = 0, []
+    for part in x.split(1) * 2:
+        inputs.append(part.clone().requires_grad_())
+        total = total + model(inputs[-1]).relu().sum()
+    maps.append([gradient.mean(0) for gradient in torch.autograd.grad(total, inputs)])
+"""
+
+
+def test_a_sum_in_evaluation_mode_that_is_differentiated_is_no_leak(shell: InteractiveShell) -> None:
+    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{SALIENCY}"):
+        shell.run_cell(text, store_history=True)
+    assert shell.user_ns["w"].instrument is None, shell.user_ns["w"].verdict
+
+
+TWO_TASKS = """\
+first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+one_task = torch.optim.SGD([*model.parameters(), *first.parameters()], 0.1)
+other_task = torch.optim.SGD([*model.parameters(), *second.parameters()], 0.1)
+average = torch.zeros(())
+for step in range(10):
+    hidden = model(x).relu()
+    loss, other_loss = first(hidden).square().mean(), (second(hidden) - 1).square().mean()
+    average = 0.9 * average + 0.1 * loss
+    one_task.zero_grad()
+    loss.backward(retain_graph=True)
+    one_task.step()
+    other_task.zero_grad()
+    (other_loss + loss).backward(retain_graph=True)
+    other_task.step()
+"""
+
+
+def test_what_a_loop_logs_is_not_blamed_for_an_update_that_comes_too_early(shell: InteractiveShell) -> None:
+    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{TWO_TASKS}"):
+        shell.run_cell(text, store_history=True)
+    report = shell.user_ns["w"]
+    assert "move `one_task.step()` below" in report.fix, report.verdict
+    assert report.fix_state == "verified"
+
+
 def test_a_cell_that_computes_nothing_is_not_called_fine() -> None:
     with torchdebug_magics.watch() as session:
         pass

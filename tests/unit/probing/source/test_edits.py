@@ -311,6 +311,13 @@ def test_whatever_a_fix_says_the_edited_file_is_a_program_or_there_are_no_edits(
     assert edited >= 40
 
 
+def test_what_an_edit_keeps_stays_as_it_stands() -> None:
+    kept = 'if step:\n        print("""a\n b""")'
+    text = f"for step in x:\n    {kept}\n"
+    edit = Edit(cell=1, file="", line=2, old='if step:\n    print("""a\n b""")', new='if step:\n    print("""a\n b""")\nstep = 0')
+    assert applied(text, [edit]) == f"for step in x:\n    {kept}\n    step = 0\n"
+
+
 def test_edits_are_applied_from_below() -> None:
     def edit(line: int, old: str, new: str) -> Edit:
         return Edit(cell=1, file="", line=line, old=old, new=new)

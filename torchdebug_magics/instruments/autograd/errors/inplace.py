@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.autograd.errors.second_backward import carrie
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import (
     code_at,
+    loop_around,
     named_members,
     only_write,
     out_of_place,
@@ -23,7 +24,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     writes,
     written_names,
 )
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use
+from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Use
 from torchdebug_magics.probing.graphs import saved_by, upstream
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import SIMPLE, cells
@@ -50,12 +51,25 @@ _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of \S+?
 def modified_in_place(raised: Raised) -> AutogradFinding:
     """Names both ops: from the tape if the step was recorded, otherwise from the graph and the user's source."""
     overwritten = list(_all_on_tape(raised))
-    keeps_graph = any(option.arg == "retain_graph" for call in nodes(ast.Call, raised.statement) for option in call.keywords)
-    is_by_update = all(writer.in_optimizer for _, _, writer in overwritten)
-    if keeps_graph and is_by_update and (names := [name for name, _ in carried_graphs(raised)]):
+    if _is_of_an_earlier_round(raised, overwritten) and (names := [name for name, _ in carried_graphs(raised)]):
         why = "the update overwrote what that graph had saved: `retain_graph=True` keeps the graph, and is not needed without it"
         return carried_over(raised, names, why=why)
     return _from_tape(raised, overwritten) if overwritten else _read_from_text(raised)
+
+
+def _is_of_an_earlier_round(raised: Raised, overwritten: list[tuple[RecordedOp, Use, RecordedOp]]) -> bool:
+    """Whether a graph that ``retain_graph=True`` keeps is from before an earlier backward pass of the same line, and an update came after.
+
+    Without a tape, this is so where the loop has no other backward pass.
+    """
+    if not any(option.arg == "retain_graph" for call in nodes(ast.Call, raised.statement) for option in call.keywords):
+        return False
+    loop, here = loop_around(raised.here), raised.here
+    if not overwritten:
+        return loop is not None and sum(method(call) == "backward" for call in nodes(ast.Call, loop)) == 1
+    lines = [(event.index, event.where) for event in raised.course.events if isinstance(event, Backward) and not event.failed]
+    latest = max((index for index, where in lines if where is not None and here is not None and where.line == here.line), default=-1)
+    return all(writer.in_optimizer and saver.index < latest for saver, _, writer in overwritten)
 
 
 def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]:

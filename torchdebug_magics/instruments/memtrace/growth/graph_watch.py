@@ -41,10 +41,10 @@ class GraphWatch:
         """(step that begins, by path)."""
         self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
         """(step, of a node that a model has made in it)."""
-        self._evaluates = False
-        """Whether the last model that returned a graph was in evaluation mode."""
-        self._in_evaluation: set[int] = set()
-        """The looks before which it was."""
+        self._trained = 0
+        """The last step in which a model returned a graph that was in training mode."""
+        self._trained_before: dict[int, int] = {}
+        """The same, at each look."""
         self._recorded = 0
         """The last step of which it is known that another watch kept a record."""
         self._clear: tuple[int, float] | None = None
@@ -53,7 +53,7 @@ class GraphWatch:
     def mark(self, step: int, output: object, module: torch.nn.Module | None) -> None:
         """A model has returned that. What autograd keeps with a node is let go with it, which nothing else tells."""
         if module is not None and next(module.parameters(), None) is not None:  # and no loss, whose mode nobody sets
-            self._evaluates = not module.training
+            self._trained = step if module.training else self._trained
         if len(self._marks) >= _MOST_MARKS and LOOKS_AT.isdisjoint((step + 1, step + 2)):
             return
         node = next((tensor.grad_fn for tensor in tensors_in(output) if has_graph(tensor)), None)
@@ -79,7 +79,7 @@ class GraphWatch:
             return
         found = histories(steps.of_node)
         self._looks.append((step, found))
-        self._in_evaluation |= {step} if self._evaluates else set()
+        self._trained_before[step] = self._trained
         is_clear = step >= _SETTLED and all(min(history.steps, default=step) >= step - 1 for history in found.values())
         self._clear = (step, main.counted_bytes(self._recorded)) if is_clear else None
 
@@ -138,8 +138,16 @@ class GraphWatch:
             return _rate(spent)
         # No backward pass has run through it so far: one may be to come, but of an evaluation; with one look, it may be one round's own.
         is_long = any(history.count > 2 * main.nodes_per_step for one in rounds for _, history in one)
-        is_unused = len(rounds) == 1 or {at for looks in rounds for at, _ in looks} <= self._in_evaluation
-        return _rate(pairs) if is_unused and is_long and not steps.accumulates(main) else 0
+        seen = [(at, history) for looks in rounds for at, history in looks]
+        loop = steps.of(sorted(set(seen[-1][1].steps))) if seen else None
+        is_evaluation = (
+            loop is not None
+            and not steps.is_trained_in(loop)
+            and all(self._trained_before[at] < min(history.steps) for at, history in seen)
+        )
+        if is_evaluation and len(rounds) > 1:  # one look at a sum tells how many steps are in it
+            return max((history.count / len(history.steps) for _, history in seen if len(history.steps) > FEWEST), default=0)
+        return _rate(pairs) if len(rounds) == 1 and is_long and not steps.accumulates(main) else 0
 
 
 def _rate(pairs: Sequence[tuple[tuple[int, History], tuple[int, History]]]) -> float:

@@ -187,6 +187,10 @@ class Steps:
         at = bisect_left(numbers, loop.numbers[0])
         return at < len(numbers) and numbers[at] < max(loop.numbers[-1], loop.numbers[0] + 1)
 
+    def is_trained_in(self, loop: Loop) -> bool:
+        """Whether there was a backward pass in a step of that loop, before another model was called."""
+        return not set(self._trained).isdisjoint(loop.numbers)
+
     def accumulates(self, loop: Loop) -> bool:
         """Whether the only backward pass since that loop began came right after its last step: it is for all of them, as of an episode."""
         since = self._trained[bisect_left(self._trained, loop.numbers[0]) :]
