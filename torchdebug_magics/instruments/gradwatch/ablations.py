@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -48,7 +47,7 @@ _MOST = 40
 """Changes that are tried."""
 _OTHER_RATES, _NEAR_RATES, _HIGHEST = (0.1, 0.01, 0.001, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6, 1e7), (10.0, 100.0, 0.1), 1.0
 _LEARNED = 0.5
-"""Of the first losses: below it, a training has learned."""
+"""Of the loss in the first quarter of a training: below it, the training has learned."""
 _ADAPTIVE, _USUAL_RATE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "LBFGS"}), 1e-3
 _ALWAYS_CALLED = frozenset({"__init__", "__call__", "__getitem__", "forward"})
 _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "pin_memory"})
@@ -78,8 +77,8 @@ def other_rates(history: GradientHistory) -> Iterator[GradFinding]:
             yield finding(history, kind, *rated(history, new), value=rate, headline=headline, why="")
 
 
-def other_settings(history: GradientHistory, level: float) -> Iterator[GradFinding]:
-    """What is to be said of each setting with which a loss that has stopped at that level comes much lower.
+def other_settings(history: GradientHistory, early: float, level: float) -> Iterator[GradFinding]:
+    """What is to be said of each setting with which a loss that was `early`, and has stopped at `level`, comes much lower.
 
     Adam, another learning rate, inputs of mean 0 and deviation 1, and two of these: what is minimized stays the same.
     """
@@ -88,8 +87,7 @@ def other_settings(history: GradientHistory, level: float) -> Iterator[GradFindi
         return
     say = partial(finding, history, "stalled", value=level, why="")
     stops = f"the loss stops at {number(level)}"
-    # A model that has learned much of what it can is made to learn the noise, too, by larger steps.
-    has_learned = level < _LEARNED * statistics.fmean(history.first_losses)
+    has_learned = level < _LEARNED * early  # by larger steps, it would learn the noise, too
     others = [*(() if has_learned else _with_adam(history, say, stops)), *_at_near_rates(history, say, stops, is_lower=has_learned)]
     scaled = [
         replace(say(where, fix, headline=f"{stops}: the inputs are not standardized"), edits=edits, fix_state="compiles")

@@ -125,8 +125,8 @@ def stands(history: GradientHistory) -> tuple[float, float] | None:
     return (first, last) if last > min(_STANDING * first, first - chance) and last / history.factor > NOT_CONVERGED else None
 
 
-def level_of(losses: Sequence[float | None], history: GradientHistory) -> float | None:
-    """The loss at which a training has stopped falling: that of its last quarter, where that before was as low, by chance or nearly.
+def level_of(losses: Sequence[float | None], history: GradientHistory) -> tuple[float, float] | None:
+    """(the loss in the first quarter, in the last one) of a training that has stopped falling: the quarter before was as low, or nearly.
 
     None while it falls, and of one that has converged; `losses` are those of the whole run, as a few steps tell little of those of batches.
     """
@@ -135,7 +135,8 @@ def level_of(losses: Sequence[float | None], history: GradientHistory) -> float 
         return None
     half = known[len(known) // 2 :]
     last, (drop, error) = statistics.fmean(half[len(half) // 2 :]), fall_of(half)
-    return last if drop < max(2 * error, _AS_GOOD_AS * last) and last / history.factor > NOT_CONVERGED else None
+    has_stopped = drop < max(2 * error, _AS_GOOD_AS * last) and last / history.factor > NOT_CONVERGED
+    return (statistics.fmean(known[: len(known) // 4]), last) if has_stopped else None
 
 
 def divergence(history: GradientHistory) -> Iterator[GradFinding]:

@@ -120,7 +120,7 @@ class Judge:
         if is_in_doubt:
             return *other_rates(trained[0]), *ablations(trained[0])
         level = level_of(self._record.losses, trained[0])
-        return tuple(other_settings(trained[0], level)) if level is not None else ()
+        return tuple(other_settings(trained[0], *level)) if level is not None else ()
 
     def doubts(self) -> tuple[str, ...]:
         """Why a training without a proven fault is not healthy."""

@@ -21,7 +21,7 @@ _STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 120, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
 _STEPS_TO_A_LEVEL, _A_THIRD = 600, 1 / 3
 """Of a run that shows how far a setting brings the loss, and what it may leave of it."""
-_LEAST_S = 5.0
+_LEAST_S = 10.0
 """That trials may take which a mere suspicion asks for, however short the cell was."""
 _OTHER_SEED = 20
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
