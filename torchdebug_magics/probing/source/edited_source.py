@@ -227,9 +227,9 @@ def made_later(where: Location | None, last_line: int) -> tuple[str, tuple[Edit,
             changing = [
                 node for node in before if bound_names(node) & names or any(root_of(target) in names for target in targets_of(node))
             ]
-            for node in reversed(changing):
+            if changing:
                 text = source.text(made)
-                return f"run `{text}` again after `{cell.text(node)}`", (cell.after(node, text),)
+                return f"run `{text}` again after `{cell.text(changing[-1])}`", (cell.after(changing[-1], text),)
     return "", ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -62,6 +62,13 @@ REPAIRED = {
     "frozen_part_in_training_mode": ("model.train()", "model.train()\nmodel.body.eval()"),
 }
 """What the fix changes in the statement at fault, and nothing else."""
+
+
+def watched(shell: InteractiveShell, *cells: str) -> Any:
+    """The report that the last of the cells leaves in `w`."""
+    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
+        shell.run_cell(cell, store_history=True)
+    return shell.user_ns["w"]
 
 
 @pytest.mark.parametrize(("name", "observe"), by_turns([*FAULTS, *TWO]), indirect=["observe"])
@@ -130,9 +137,7 @@ for part in range(3):
 
 
 def test_a_state_that_a_module_keeps_is_named_as_the_loop_knows_it(shell: InteractiveShell) -> None:
-    for cell in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{KEEPS_STATE}"):
-        shell.run_cell(cell, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, f"%%torchdebug -o w\n{KEEPS_STATE}")
     assert "`net.leaky.state = net.leaky.state.detach()`" in report.fix
     assert shell.run_cell(next(iter(fixed_source(report).values()))).success
 
@@ -157,9 +162,7 @@ for part in x.split(8, 1) * 3:
 
 @pytest.mark.parametrize("cells", [(CARRIED, "%torchdebug -o w"), (f"%%torchdebug -o w\n{CARRIED}",)], ids=["bare", "watched"])
 def test_a_state_that_is_carried_over_is_named_by_both_doors(cells: tuple[str, ...], shell: InteractiveShell) -> None:
-    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
-        shell.run_cell(cell, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, *cells)
     assert "`state` carries the graph of the previous step" in report.verdict
     assert "`state = state.detach()`" in report.finding.fix
 
@@ -182,9 +185,7 @@ for part in x.split(8, 1) * 3:
 
 @pytest.mark.parametrize("cells", [(RECURRENT, "%torchdebug -o w"), (f"%%torchdebug -o w\n{RECURRENT}",)], ids=["bare", "watched"])
 def test_a_graph_that_is_retained_and_carried_over_is_cut_and_not_the_update_moved(cells: tuple[str, ...], shell: InteractiveShell) -> None:
-    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
-        shell.run_cell(cell, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, *cells)
     assert "`state` carries the graph of the previous step" in report.verdict
     fixed = next(iter(fixed_source(report).values()))
     assert "\n    state = state.detach()" in fixed  # behind the `if`, and not in it
@@ -203,9 +204,7 @@ for step in range(20):
 
 def test_an_optimizer_of_an_earlier_cell_is_made_again_where_its_model_is(shell: InteractiveShell) -> None:
     made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
-    for cell in ("%load_ext torchdebug_magics", SETUP, made, f"%%torchdebug -o w\n{AGAIN}"):
-        shell.run_cell(cell, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, made, f"%%torchdebug -o w\n{AGAIN}")
     assert report.finding.kind == "stale_optimizer", report.verdict
     assert f"model = nn.Linear(8, 1)\n{made}\nfor" in next(iter(fixed_source(report).values()))
 
@@ -226,9 +225,7 @@ for epoch in range(4):
 
 
 def test_a_graph_that_each_evaluation_adds_up_anew_is_named(shell: InteractiveShell) -> None:
-    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{EVALUATED}"):
-        shell.run_cell(text, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, f"%%torchdebug -o w\n{EVALUATED}")
     assert (report.instrument, "`mean` keeps each iteration's graph" in report.verdict) == ("memtrace", True), report.verdict
     assert "mean += model(part).square().mean().detach()" in report.fix
 
@@ -246,9 +243,8 @@ for _ in range(6):
 
 
 def test_a_sum_in_evaluation_mode_that_is_differentiated_is_no_leak(shell: InteractiveShell) -> None:
-    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{SALIENCY}"):
-        shell.run_cell(text, store_history=True)
-    assert shell.user_ns["w"].instrument is None, shell.user_ns["w"].verdict
+    report = watched(shell, f"%%torchdebug -o w\n{SALIENCY}")
+    assert report.instrument is None, report.verdict
 
 
 TWO_TASKS = """\
@@ -270,9 +266,7 @@ for step in range(10):
 
 
 def test_what_a_loop_logs_is_not_blamed_for_an_update_that_comes_too_early(shell: InteractiveShell) -> None:
-    for text in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{TWO_TASKS}"):
-        shell.run_cell(text, store_history=True)
-    report = shell.user_ns["w"]
+    report = watched(shell, f"%%torchdebug -o w\n{TWO_TASKS}")
     assert "move `one_task.step()` below" in report.fix, report.verdict
     assert report.fix_state == "verified"
 
