@@ -39,8 +39,6 @@ _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     sizes.scalars,
     layers.negative,
     python.unpacking,
-    python.picture,
-    python.absent,
 )
 _KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import re
 
 import torch
 
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, on_operand, parameter_edit
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized, strided
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, projected, resized, strided
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     anywhere,
@@ -25,16 +24,13 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     reorder,
     shown,
 )
-from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs, steps
-from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.source.syntax import expression
+from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs
 
 _IS_ABOUT_SIZES = re.compile("must match the size of tensor|broadcast|match the existing size|must match the existing")
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""
 _ROWS = 2
 """Dimensions of a row of steps, and how far from the end the steps stand where features are behind them."""
-_UNPACKS = "_pad_packed_sequence"
 
 
 def broadcast(facts: FailureFacts) -> Diagnosis | None:
@@ -95,13 +91,9 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         later = 0 if at == b else 1
         edits += spread[at]
         edits += _moved(facts, at, y, 8 + later)
-        if x.owned and not unspread:
-            edits += _sized(x, y)
         edits += strided(facts, x, y)
         edits += as_large(facts, x, y, rank=12)
-        edits += unpacked_to(facts, x, y)
         edits += reduced_to(x, y.sizes)
-        edits += from_another_level(facts, at, y, 7 + later)
         edits += projected(facts, at, y, 9 + later)
         edits += resized(facts, at, y, 14 + later)
         edits += _cut(facts, at, y, 30 + later) if not unspread else []
@@ -159,14 +151,6 @@ def _moved(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     return anywhere(facts, at, reorder(order), rank=rank) if order is not None else []
 
 
-def _sized(x: Operand, y: Operand) -> list[Repair]:
-    """The user's own parameter, as long as what it meets; where it broadcasts, it goes on doing so."""
-    sizes = list(x.sizes)
-    for dim in clashes(x.sizes, y.sizes):
-        sizes[dim] = y.sizes[dim]
-    return parameter_edit(x, tuple(sizes), rank=12)
-
-
 def _cut(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     x = facts.operands[at]
     dims = clashes(x.sizes, y.sizes)
@@ -199,21 +183,3 @@ def _is_length(facts: FailureFacts, x: Operand, y: Operand, dim: int) -> bool:
         return dim == -_ROWS and (len(y.sizes) not in _PICTURES or y.sizes[dim] in lengths)
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
     return y.sizes[-1] in lengths and not features_last(y.made)
-
-
-def unpacked_to(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:
-    """The user's call that unpacks them, with as many steps as what they meet has."""
-    step = next((step for step in steps(x.made) if step.op == _UNPACKS), None)
-    if step is None or step.line is None or step.shape[:2] != x.sizes[:2] or len(y.sizes) < 2:
-        return []
-    wrong = [dim for dim in (0, 1) if x.sizes[dim] < y.sizes[dim]]
-    site = site_at(*step.line)
-    call = site.expression
-    if len(wrong) != 1 or not isinstance(call, ast.Call) or any(keyword.arg == "total_length" for keyword in call.keywords):
-        return []
-    many = y.sizes[wrong[0]]
-    name, dim = next(((name, at) for name, tensor in facts.inputs for at, size in enumerate(tensor.shape) if at and size == many), ("", 0))
-    length = f"{name}.size({dim})" if name.isidentifier() else str(many)
-    new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("total_length", expression(length))])
-    run = OpEdit(site, _UNPACKS, lambda func, args, _: func(*args[:-1], many))
-    return [Repair(ast.unparse(new), "as long as before they were packed", 4, ops=(run,))]

@@ -20,7 +20,6 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
-    as_typed,
     as_written,
     method,
     on_operand,
@@ -36,7 +35,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     anywhere,
-    in_outer_call,
     orders,
     producer_edits,
     reorder,
@@ -205,10 +203,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         yield from anywhere(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
     yield from _without_alpha(facts, at) if (got, wanted, dim) == (_RGBA, _RGB, 1 - many) and x.is_input else ()
     yield from fitted(local, mismatch)
-    around = _is_inside(facts)
-    if around and mismatch.at:
-        yield from _projected(facts, x, got, wanted)
-    yield from producer_edits(facts, x, got, wanted, rank=15 if around else 40)
+    yield from producer_edits(facts, x, got, wanted, rank=15 if _is_inside(facts) else 40)
 
 
 def _without_alpha(facts: FailureFacts, at: int) -> Iterator[Repair]:
@@ -221,23 +216,6 @@ def _without_alpha(facts: FailureFacts, at: int) -> Iterator[Repair]:
         if edit.inputs and len(made) == 1:
             why = "a file with transparency is read with a fourth channel, alpha"
             yield replace(edit, code=f"{ast.unparse(made[0])}.convert('RGB')", why=why, rank=1)
-
-
-def _projected(facts: FailureFacts, x: Operand, got: int, wanted: int) -> list[Repair]:
-    """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
-    typed: list[str] = []
-
-    def text(name: str) -> str:
-        typed.append(f"{name if name.isidentifier() else 'memory'}_projection")
-        return f"self.{typed[-1]}({name})"
-
-    change = ValueChange(text, lambda tensor: tensor.new_zeros((*tensor.shape[:-1], wanted)))
-    edits = in_outer_call(facts, x, change, rank=22, why="as wide as the decoder")
-    place = facts.outer_path.rpartition(".")[0]
-    return [
-        replace(edit, code=f"{as_typed(f'{place}.{name}'.lstrip('.'))} = nn.Linear({got}, {wanted})\n{edit.code}", many=2)
-        for edit, name in zip(edits, typed, strict=False)
-    ]
 
 
 def is_picture(x: Operand) -> bool:
@@ -346,7 +324,6 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             times = mismatch.wanted // mismatch.got
             why = f"each of the {mismatch.got} heads for {times} of the {mismatch.wanted}"
             yield from anywhere(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
-        yield from _turned_parameter(facts, x, mismatch)
     if not of_inputs(x.made):
         yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
 
@@ -390,30 +367,6 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
 
 
-def _turned_parameter(facts: FailureFacts, x: Operand, mismatch: Mismatch) -> list[Repair]:
-    """The user's own parameter, used as ``self.w.T``, of the size that was wanted."""
-    step, module = x.made, facts.modules.get(facts.path or "")
-    if step is None or module is None or step.op not in TURNS or len(step.shape) != _MATRIX or not step.inputs:
-        return []
-    whole = step.inputs[0][0]
-    used = [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None and f".{name}." in x.name]
-    used = [(name, tensor) for name, tensor in used if tuple(tensor.shape) == whole]
-    if len(used) != 1 or step.inputs[0][1] is not None:
-        return []
-    ((name, parameter),) = used
-    whole_path = f"{facts.path}.{name}".lstrip(".")
-    return parameter_edit(replace(x, owned=True, tensor=parameter, name=whole_path), mismatch.sizes[::-1])
-
-
-def steps_of_columns(local: LocalCall, at: int) -> Iterator[tuple[ValueChange, str]]:
-    """The columns, or the rows, of a picture one step after the other, each with all its channels."""
-    if len(local.operands[at].sizes) == _IMAGES and local.by_module:
-        for order in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)):
-            change = as_written(f"{{0}}.permute{order}.flatten(2)")
-            if local.gives({at: change.apply}) is not None:
-                yield change, f"a step for each {'column' if 3 in order[:2] else 'row'}"
-
-
 def other_kind(local: LocalCall, at: int) -> list[Repair]:
     """The same norm for another number of dimensions: ``BatchNorm1d`` in the place of ``BatchNorm2d``."""
     facts, module, x = local.facts, local.facts.module, local.operands[at]
@@ -423,14 +376,3 @@ def other_kind(local: LocalCall, at: int) -> list[Repair]:
     made = arguments(module)
     like = made_on_meta(kind, {**made[1], "num_features": x.sizes[1]}) if made is not None else None
     return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
-
-
-def source_edits(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
-    """A recurrent layer that made a state, going one way as the failing one does."""
-    step = maker(mismatch.operand.made)
-    module = local.facts.modules.get(step.module) if step is not None else None
-    if step is None or not isinstance(module, nn.RNNBase) or step.shape != mismatch.operand.sizes:
-        return []
-    if not module.bidirectional or mismatch.got != 2 * mismatch.wanted:
-        return []
-    return rebuilt_module(module, step.module, bidirectional=False, rank=19, why=f"one direction, as {local.facts.who} has")

@@ -6,7 +6,7 @@ import ast
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +14,12 @@ from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, then, together
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     RESHAPES,
-    came_from,
     channels_first,
     joined_along,
     of_inputs,
@@ -30,10 +29,7 @@ from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import expression
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "logsumexp", "median"])
-_IMAGES = 4
 FLAT = method("flatten", 1)
-_LAST = (0, 2, 3, 1)
-"""The order that puts the channels last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +45,8 @@ class Earlier:
 
 def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if len(x.sizes) <= 2 and dim == -1 and (cause := _unbatched(x) or _rebatched(facts, x, wanted) or _stacked(facts, x)):
-        return cause
-    if dim == -1 and (known := _crossed(facts, x) or _unjoined(facts, x, wanted) or _unpooled(x, wanted) or _taken_apart(x, wanted)):
-        return known
-    return _joined(x, wanted, dim) or (_reduced(x, wanted) if dim == -1 else None)
+    causes = (_unbatched(x), _rebatched(facts, x, wanted), _crossed(facts, x), _unpooled(x, wanted)) if dim == -1 else ()
+    return next(filter(None, causes), None) or _joined(x, wanted, dim)
 
 
 def with_size(facts: FailureFacts, cause: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
@@ -141,20 +134,6 @@ def _batches(facts: FailureFacts) -> set[int]:
     return {tensor.shape[0] for _, tensor in facts.inputs if tensor.dim() > 1}
 
 
-def _stacked(facts: FailureFacts, x: Operand) -> Earlier | None:
-    """``torch.stack`` that put its parts before the batch."""
-    step = next((step for step in steps(x.made) if step.op == "stack"), None)
-    parts = [] if step is None else [sizes for sizes, _ in step.inputs]
-    if step is None or not parts or step.shape != (len(parts), *parts[0]) or x.sizes[0] != len(parts):
-        return None
-    batch = parts[0][:1]
-    if not batch or batch[0] not in _batches(facts) or batch[0] == len(parts):
-        return None
-    words = f": `stack` put its {len(parts)} tensors in front of the batch of {batch[0]}"
-    edits = called_otherwise(step, lambda call, _: _along(call, 1), lambda func, args, _: func(args[0], dim=1))
-    return Earlier(words, edits, math.prod(parts[0][1:]) * len(parts))
-
-
 def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     """``torch.cat`` along the batch or the steps, where it was to be along the features."""
     step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in JOINS), None)
@@ -167,14 +146,6 @@ def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
     words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
     edits = called_otherwise(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
     return Earlier(words, edits, wanted)
-
-
-def _reduced(x: Operand, wanted: int) -> Earlier | None:
-    """A mean over the features of each step, where it was to be one over the steps."""
-    if len(x.sizes) != 2 or not (edits := reduced_to(x, (x.sizes[0], wanted))):
-        return None
-    before = next(step.inputs[0][0] for step in steps(x.made) if step.op in _REDUCTIONS)
-    return Earlier(f": `{edits[0].ops[0].op}` reduced the last dimension of {shape(before)}", edits, wanted)
 
 
 def reduced_to(x: Operand, wanted: Sizes) -> tuple[Repair, ...]:
@@ -227,42 +198,6 @@ def _along(call: ast.Call, dim: int) -> str:
     return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
 
 
-def _taken_apart(x: Operand, wanted: int) -> Earlier | None:
-    """Where the width of a picture became the features, and its channels are as many as were wanted: it is turned in time."""
-    for step in steps(x.made):
-        sizes, before = step.inputs[0] if step.inputs else ((), None)
-        if step.op not in RESHAPES or len(sizes) != _IMAGES or before is None:
-            continue
-        if sizes[1] != wanted or sizes[-1] == wanted or step.shape[-1] != sizes[-1] or step.shape[:-1] == sizes[:-1]:
-            return None
-        if before.number and not channels_first(before):
-            return None
-        source = came_from(before)
-        words = f": `{step.op}` split {shape(sizes)}{f' {source}' if source else ''} as if it were channels-last"
-        return Earlier(words, channels_last(before), wanted)
-    return None
-
-
-def channels_last(made: Made | None) -> tuple[Repair, ...]:
-    """A picture with its channels last, from where it was made."""
-    if made is None or len(made.shape) != _IMAGES:
-        return ()
-    turn = method("permute", *_LAST)
-    why = "the channels last"
-    if made.number == 0:
-        return (Repair(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),) if made.op.isidentifier() else ()
-    if made.line is None:
-        return ()
-    site = site_at(*made.line)
-    if not isinstance(site.expression, ast.Call):
-        return ()
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        return turn.apply(func(*args, **kwargs))
-
-    return (Repair(turn.text(site.text), why, 1, ops=(OpEdit(site, made.op, run),)),)
-
-
 def _unpooled(x: Operand, wanted: int) -> Earlier | None:
     """``x.view(n, -1)`` of a picture whose channels alone are what is wanted: each was to be one number."""
     for step in steps(x.made):
@@ -274,30 +209,3 @@ def _unpooled(x: Operand, wanted: int) -> Earlier | None:
             edits = at_step(step, mean, why=f"each channel as one value, instead of `{step.op}`")
             return Earlier(f": its {wanted} channels were not pooled", edits, wanted, fits=True)
     return None
-
-
-def _unjoined(facts: FailureFacts, x: Operand, wanted: int) -> Earlier | None:
-    """The states of several layers, or of both directions, of which all were wanted side by side."""
-    for step in steps(x.made):
-        module = facts.modules.get(step.module)
-        if not isinstance(module, nn.RNNBase) or len(step.shape) != 3 or step.shape[0] * step.shape[2] != wanted:
-            if step.op != "squeeze" and step.shape != x.sizes:
-                return None
-            continue
-        if step.shape[0] != module.num_layers * (2 if module.bidirectional else 1) or step.shape[0] == 1:
-            return None
-        return Earlier(
-            f": the {step.shape[0]} states of {step.shape[2]} are stacked along the first dimension of {shape(step.shape)}",
-            _side_by_side(facts, x, step),
-            wanted,
-        )
-    return None
-
-
-def _side_by_side(facts: FailureFacts, x: Operand, step: Made) -> tuple[Repair, ...]:
-    change = then(method("transpose", 0, 1), method("flatten", 1))
-    squeezes = next((step for step in steps(x.made) if step.op == "squeeze"), None)
-    if squeezes is not None:
-        return at_step(squeezes, change)
-    at = next((at for at, operand in enumerate(facts.given or facts.operands) if operand.tensor is x.tensor), 0)
-    return tuple(on_operand(replace(facts, operands=facts.given or facts.operands), at, change, rank=1)) if x.sizes == step.shape else ()

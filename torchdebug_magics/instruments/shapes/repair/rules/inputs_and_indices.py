@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, as_written
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, made_like, quietly, typed
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
-from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, came_from, of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import copied, expression
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
-_FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
-_LAYS_OUT = RESHAPES | TURNS | {"__getitem__", "unsqueeze", "squeeze", "expand", "clone", "contiguous", "to", "long", "detach"}
-_ROUNDS = frozenset(["floor", "round", "ceil", "trunc", "long", "int", "to"])
 _IDS = (torch.int64, torch.int32)
 
 
@@ -75,57 +70,12 @@ def _told(facts: FailureFacts, node: ast.expr, now: int, then: int, names: Seque
     return next((f"{name}.size(0)" for name, size in batches if size == then > 1 and isinstance(node, ast.Constant)), str(then))
 
 
-@dataclass(frozen=True, eq=False)
-class Counted:
-    """An op that tells a position among so many."""
-
-    op: str
-    many: int
-    source: str
-    """Where those came from, in words."""
-    before: Made | None
-    """What it looked through, where that was its last dimension."""
-
-    def words(self, size: int) -> str:
-        """What it returns, where that are more positions than there are."""
-        return f"`{self.op}` returns one of {self.many}{f' {self.source}' if self.source else ''}" if self.many > size else ""
-
-
-def counted(made: Made | None) -> Counted | None:
-    """Where the indices are positions that an op found in another tensor, and were only laid out otherwise since then."""
-    for step in steps(made):
-        if step.op in _FINDS and step.inputs and step.inputs[0][0]:
-            sizes, before = step.inputs[0]
-            dim = _looked_along(sizes, step.shape)
-            many = math.prod(sizes) if dim is None else sizes[dim]
-            return Counted(step.op, many, came_from(before), before if dim == len(sizes) - 1 else None)
-        if step.op not in _LAYS_OUT:
-            return None
-    return None
-
-
-def _looked_along(sizes: Sizes, result: Sizes) -> int | None:
-    """The dimension that is not the same in what was found, the last one where it is unknown; None where all are gone."""
-    if not result and len(sizes) > 1:
-        return None
-    for dim in range(len(sizes) - 1, -1, -1):
-        before, behind = sizes[:dim], sizes[dim + 1 :]
-        if result == before + behind or (len(result) == len(sizes) and (result[:dim], result[dim + 1 :]) == (before, behind)):
-            return dim
-    return len(sizes) - 1
-
-
 def beyond(values: torch.Tensor | None, size: int, *, low: int = 0) -> int | None:
     """The largest of these indices where it is too large, else the smallest where it is too small; None where all are there."""
     if values is None or not values.numel():
         return None
     smallest, largest = int(values.min()), int(values.max())
     return largest if largest >= size else smallest if smallest < low else None
-
-
-def is_rounded(made: Made | None) -> bool:
-    """Whether the indices were made from floating-point numbers."""
-    return any(step.op in _ROUNDS for step in steps(made))
 
 
 def shortened(facts: FailureFacts, size: int, to: int, *, rank: int = 25) -> list[Repair]:

@@ -13,13 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.candidates import subscript
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, is_rounded, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import maker
 from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
@@ -45,26 +43,7 @@ def negative(facts: FailureFacts) -> Diagnosis | None:
     if not all(isinstance(size, int) for size in sizes) or min(sizes, default=0) >= 0:
         return None
     text = facts.written
-    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}", tuple(_cut(facts)))
-
-
-def _cut(facts: FailureFacts) -> list[Repair]:
-    """The input from whose size the negative one came, such as ``8 - x.size(1)``, cut to the other number of the difference."""
-    call, given = facts.written_call, dict(facts.inputs)
-    names = facts.site.names if facts.site is not None else {}
-    for part in ast.walk(call) if call is not None else ():
-        if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Sub):
-            continue
-        left, right = ast.unparse(part.left), ast.unparse(part.right)
-        for name, dim in ((name, dim) for name, tensor in given.items() if name.isidentifier() for dim in range(tensor.dim())):
-            size = given[name].shape[dim]
-            if right not in {f"{name}.size({dim})", f"{name}.shape[{dim}]"} or (many := number_named(part.left, names)) is None:
-                continue
-            if 0 < many < size:
-                ends = (*(slice(None),) * dim, slice(many))
-                change = subscript(f"{':, ' * dim}:{left}", ends)
-                return [Repair(f"{name} = {change.text(name)}", f"as long as what it is filled up to: {many}", 10, inputs={name: change})]
-    return []
+    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}")
 
 
 def _why(facts: FailureFacts, size: int) -> str:
@@ -104,35 +83,16 @@ def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, 
     place = [int(index) for index in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
-    counting = counted(ids.made)
-    if counting is not None and (words := counting.words(rows)):
-        sentence += f": {words}"
-    edits = _embedding_edits(facts, ids, (low, high), rows) if low >= 0 else []
+    edits: list[Repair] = []
+    if low >= 0 and isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
+        edits = rebuilt_module(facts.module, facts.path, num_embeddings=high + 1, why=f"rows for the indices 0 to {high}")
+        if low and high == rows:
+            edits += on_operand(facts, 0, as_written("{0} - 1"), rank=30, why="indices starting at 0")
     if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
         long = too_long(facts, high + 1, rows)
         sentence += f": {long}" if long else ""
         edits += shortened(facts, high + 1, rows, rank=25 if facts.site is not None else 10)
     return Diagnosis(sentence, tuple(edits), ids)
-
-
-def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], rows: int) -> list[Repair]:
-    if not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
-        return []
-    low, high = ends
-    counting = counted(ids.made)
-    last = max(high, counting.many - 1) if counting is not None else high
-    edits = rebuilt_module(facts.module, facts.path, num_embeddings=last + 1, why=f"rows for the indices 0 to {last}")
-    if counting is not None and counting.before is not None:
-        looked_through = Operand(ids.tensor, "", owned=False, made=counting.before)
-        edits += producer_edits(facts, looked_through, counting.many, rows, rank=22)
-    if high != rows:
-        return edits
-    if counting is None and is_rounded(ids.made):
-        change = as_written(f"{{0}}.clamp(max={rows - 1})")
-        edits += on_operand(facts, 0, change, rank=8, why="no index beyond the last row")
-    if low >= 1:
-        edits += on_operand(facts, 0, as_written("{0} - 1"), rank=30, why="indices starting at 0")
-    return edits
 
 
 def norm(facts: FailureFacts) -> Diagnosis | None:

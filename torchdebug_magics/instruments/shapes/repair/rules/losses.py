@@ -176,8 +176,6 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     many = len(scores.sizes)
     if len(target.sizes) == 1 and scores.sizes[:1] != target.sizes and (row := _of_one_sample(scores, target)) is not None:
         return replace(row, sentence=f"{op} compares {told(scores)} with a target of {shape(target.sizes)}{row.sentence}")
-    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (cause := _one_hot(facts, scores, target)):
-        return cause
     if target.sizes and target.sizes[0] != scores.sizes[0] and (cause := _other_rows(facts, scores, target)):
         return cause
     classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
@@ -230,29 +228,6 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
-def _next_words(scores: Operand, target: Operand) -> list[Repair]:
-    """Targets of all words, for scores of all but the last: each is to be the next one."""
-    step = target.made
-    before = step.inputs[0][0] if step is not None and step.inputs else ()
-    if step is None or step.op not in RESHAPES or len(before) != 2 or scores.sizes[0] != before[0] * (before[1] - 1):
-        return []
-    return list(at_step(step, as_written("{0}[:, 1:].reshape(-1)"), why="the next word for each"))
-
-
-def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
-    """One-hot rows of which a reshape made one row."""
-    step = target.made
-    values = facts.values(target.tensor)
-    if step is None or step.op not in RESHAPES or not step.inputs or step.inputs[0][0] != scores.sizes or values is None:
-        return None
-    rows = values.reshape(scores.sizes)
-    if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
-        return None
-    edits = at_step(step, method("argmax", 1))
-    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
-    return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
-
-
 def _of_one_sample(scores: Operand, target: Operand) -> Diagnosis | None:
     """``out[-1]`` of what has the samples first: the last sample, where the last step of each was meant."""
     for step in steps(scores.made):
@@ -286,7 +261,7 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
 
 
 def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
-    edits: list[Repair] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
+    edits = last_step(facts, scores, (*target.sizes, scores.sizes[-1]))
     for dim, size in enumerate(target.sizes):
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)

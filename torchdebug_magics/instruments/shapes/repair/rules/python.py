@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,15 +12,12 @@ import torch
 
 from torchdebug_magics.format import plural, shape
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
-from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, OpEdit, Repair, ValueChange, as_typed, as_written, method, on_operand
+from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, assignments
 from torchdebug_magics.probing.dry_runs.inputs import named_tensors
-from torchdebug_magics.probing.source.syntax import last_name
 
-_IMAGE = 4
-_SIZE = re.compile(r"(\d+) ?[*x,] ?(\d+)")
 _RETURN_TUPLES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _PAIR = 2
 _QUOTES = ".[]'"
@@ -48,36 +44,12 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
     value = value_named(statement.value, site.names)
     if isinstance(value, torch.Tensor):
-        turned = _turned_input(facts, value, many)
-        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}", tuple(turned))
+        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}")
     path = called(facts, site, statement.value)
     gave = facts.gave.get(path) if path is not None else None
     if gave is not None and len(gave) == 1:
         return Diagnosis(f"`{text}` unpacks {many} values, and `{path}` gives one tensor of {shape(gave[0])}")
-    return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}", tuple(_chunks(site, statement, many)))
-
-
-def _chunks(site: EditSite, statement: ast.Assign, many: int) -> list[Repair]:
-    """The call that makes as many pieces as there are names for them."""
-    call = statement.value
-    if not isinstance(call, ast.Call) or last_name(call.func) != "chunk" or not call.args:
-        return []
-    inner = site.within(call)
-    if inner is None or not isinstance(call.args[0], ast.Constant) or many < 1:
-        return []
-    new = ast.Call(call.func, [ast.Constant(many), *call.args[1:]], call.keywords)
-    code = ast.unparse(ast.Assign(statement.targets, new, lineno=statement.lineno))
-    run = OpEdit(inner, "chunk", lambda func, args, kwargs: func(args[0], many, *args[2:], **kwargs))
-    return [Repair(code, "a piece for each name", 5, ops=(run,))]
-
-
-def _turned_input(facts: FailureFacts, value: torch.Tensor, many: int) -> list[Repair]:
-    name = next((name for name, tensor in facts.inputs if tensor is value and name.isidentifier()), None)
-    if name is None or value.dim() != 2 or value.shape[1] != many:
-        return []
-    change = method("t")
-    why = f"{shape(tuple(value.shape))} becomes {shape(tuple(value.shape)[::-1])}"
-    return [Repair(f"{name} = {change.text(name)}", why, 5, inputs={name: change})]
+    return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}")
 
 
 def _owner_of_shape(value: ast.expr) -> ast.expr | None:
@@ -104,36 +76,6 @@ def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
     if lacking < -1 and many > 1:
         ways = [(method("flatten", many - 1), 8, "")]
     return [edit for change, rank, why in ways for edit in on_operand(replace(facts, op=None), at, change, rank=rank, why=why)]
-
-
-def picture(facts: FailureFacts) -> Diagnosis | None:
-    """``Input image size (48*48) doesn't match model (32*32)``: two sizes, of which one is the input's."""
-    if facts.op is not None or facts.site is not None:
-        return None
-    sizes = {(int(high), int(wide)) for high, wide in _SIZE.findall(facts.text)}
-    for name, image in facts.inputs:
-        wanted = sizes - {tuple(image.shape[2:])}
-        if image.dim() == _IMAGE and len(sizes) == 2 and len(wanted) == 1:
-            size = wanted.pop()
-            sentence = f"{facts.who} expects images of {shape(size)}, and `{name}` is {shape(tuple(image.shape))}"
-            why = f"{shape(tuple(image.shape[2:]))} becomes {shape(size)}"
-            change = as_written(f"F.interpolate({{0}}, size={size})")
-            return Diagnosis(sentence, (Repair(f"{name} = {change.text(name)}", why, 10, inputs={name: change}),))
-    return None
-
-
-def absent(facts: FailureFacts) -> Diagnosis | None:
-    """``You must specify exactly one of input_ids or inputs_embeds``, from the decoder of a model that was given ``input_ids``."""
-    root = facts.modules.get("")
-    if facts.op is not None or facts.site is not None or root is None or "input_ids" not in facts.text:
-        return None
-    wanted = inspect.signature(root.forward).parameters
-    given = {name for name, _ in facts.inputs}
-    for part in reversed((facts.path or "").split(".")):
-        if (name := f"{part}_input_ids") in wanted and name not in given:
-            or_labels = ", or `labels`, from which the model computes it" if "labels" in wanted else ""
-            return Diagnosis(f"`{facts.path}` received no input: pass `{name}` to the model{or_labels}")
-    return None
 
 
 def unpacked(facts: FailureFacts) -> Diagnosis | None:
@@ -192,7 +134,6 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
     ]
     if makers:
         what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
-        edits += _hooked(facts, makers[-1])
     else:
         what = f"a {match['kind']}"
         what += (
@@ -210,15 +151,3 @@ def _tensors_in(given: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield f".{name}" if getattr(given, str(name), None) is part else f"[{name!r}]", part
     if isinstance(given, tuple) and not fields and given and isinstance(given[0], torch.Tensor):
         yield "[0]", given[0]
-
-
-def _hooked(facts: FailureFacts, maker: str) -> list[Repair]:
-    """In an nn.Sequential nobody's line stands between the two: a hook passes the output on alone."""
-    parent, _, name = (facts.path or "").rpartition(".")
-    before, _, place = maker.rpartition(".")
-    in_row = parent == before and name.isdigit() and place.isdigit() and int(place) < int(name)
-    if not in_row or type(facts.modules.get(parent)) is not torch.nn.Sequential:
-        return []
-    code = f"{as_typed(maker)}.register_forward_hook(lambda module, args, output: output[0])"
-    call = CallEdit(maker, None, lambda args, kwargs: (args, kwargs), lambda output: output[0])
-    return [Repair(code, "keeps only the output", 5, calls=(call,))]

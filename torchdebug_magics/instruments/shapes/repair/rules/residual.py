@@ -23,10 +23,8 @@ from torchdebug_magics.instruments.shapes.repair.size_history import (
     features_last,
     maker,
     makers,
-    of_inputs,
     steps,
 )
-from torchdebug_magics.probing.source.syntax import names_in
 
 _IMAGES = 4
 """Dimensions."""
@@ -34,8 +32,6 @@ _CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 """Convolutions by the dimensions of what they take."""
 _DEEP = 2
 """Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
-_NEXT_LEVEL = 1.5
-"""How many times larger a picture of another level is, at least."""
 
 
 def as_large(facts: FailureFacts, x: Operand, y: Operand, *, rank: int = 4) -> list[Repair]:
@@ -54,32 +50,6 @@ def strided(facts: FailureFacts, x: Operand, y: Operand) -> list[Repair]:
     if ratio < 2 or len(set(module.stride)) != 1:
         return []
     return rebuilt_module(module, step.module, stride=module.stride[0] * ratio, rank=5, why="the stride of the other path")
-
-
-def from_another_level(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
-    """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
-    x, site = facts.operands[at], facts.site
-    if len(x.sizes) != _IMAGES or len(y.sizes) != _IMAGES or site is None or facts.op is None or not facts.direct or not of_inputs(x.made):
-        return []
-    if x.sizes[1] == y.sizes[1] and is_rounded(x, y):
-        return []
-    used = names_in(site.expression)  # what the other operand is computed of is no skip connection
-    fitting = {
-        name: value
-        for name, value in site.names.items()
-        if isinstance(value, torch.Tensor) and tuple(value.shape) == y.sizes and value is not y.tensor and name not in used
-    }
-    name, value = fitting.popitem() if len(fitting) == 1 else ("", None)
-    if value is None or not name.isidentifier() or x.name not in site.names:
-        return []
-    change = ValueChange(lambda _: name, lambda tensor: tensor.new_zeros(value.shape))
-    return on_operand(facts, at, change, rank=rank, why=f"`{name}` is {shape(y.sizes)}")
-
-
-def is_rounded(x: Operand, y: Operand) -> bool:
-    """Whether they are as wide as each other but for the rounding of an odd size."""
-    pairs = zip(x.sizes[2:], y.sizes[2:], strict=True)
-    return all(max(pair) < _NEXT_LEVEL * min(pair) for pair in pairs)
 
 
 def projected(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:

@@ -202,7 +202,7 @@ def argument_changed(facts: FailureFacts, at: int, change: ValueChange, *, rank:
 
 def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
     """The same tensor, changed in the user's call of a module around the failing one."""
-    key = next((key for key, argument in facts.outer if argument.tensor is operand.tensor or _is_made_of(operand, argument)), None)
+    key = next((key for key, argument in facts.outer if argument.tensor is operand.tensor), None)
     site = facts.site
     call = site.expression if site is not None else None
     if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
@@ -215,10 +215,6 @@ def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *,
         return args, {**kwargs, key: change.apply(kwargs[key])}
 
     return [] if node is None else [Repair(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
-
-
-def _is_made_of(operand: Operand, argument: Operand) -> bool:
-    return argument.made is not None and any(step is argument.made and step.shape == operand.sizes for step in steps(operand.made))
 
 
 def wrapped(facts: FailureFacts, change: ValueChange, back: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

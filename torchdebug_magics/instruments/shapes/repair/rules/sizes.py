@@ -21,7 +21,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, s
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
-    anywhere,
     argument_changed,
     gets,
     named,
@@ -87,7 +86,6 @@ def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
         *candidates.relaid(local, mismatch.at),
         *(edit for further in mismatches for edit in candidates.remade(local, further)),
         *(edit for further in mismatches for edit in candidates.fitted(local, further)),
-        *candidates.source_edits(local, mismatch),
         *_first_rows(local, mismatch),
         *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
     ]
@@ -167,14 +165,12 @@ def _laid_out(local: LocalCall) -> Diagnosis | None:
     said: tuple[int, list[Sizes]] | None = None
     for at in reversed(range(len(local.operands))):
         x = local.operands[at]
-        columns = [*candidates.steps_of_columns(local, at)]
-        changes = [*(change for change, _, __ in candidates.layouts(x.sizes)), *(change for change, _ in columns)]
+        changes = [change for change, _, __ in candidates.layouts(x.sizes)]
         shapes = [candidates.shape_of(x, change) for change in changes if local.gives({at: change.apply}) is not None]
         own = [
             *candidates.relaid(local, at, later=0 if said is None else 1),
             *candidates.lifted(local, at),
             *candidates.other_kind(local, at),
-            *(edit for change, why in columns for edit in anywhere(facts, at, change, rank=2, why=why)),
         ]
         edits += own
         said = (at, shapes) if said is None and (shapes or own) else said

@@ -8,18 +8,16 @@ import itertools
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, counted, created, fitted, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
-from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
-from torchdebug_magics.probing.source.syntax import as_atom, copied
+from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
+from torchdebug_magics.probing.source.syntax import as_atom
 
 _OPS = frozenset(
     [
@@ -114,7 +112,7 @@ def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
         dim, position = place
         size = x.sizes[dim]
         sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
-        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
+        return Diagnosis(sentence, (), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
     values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
@@ -132,44 +130,9 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
     if index is None or wrong is None or not size:
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
-    counting = counted(index.made)
-    if counting is not None and (words := counting.words(size)):
-        sentence += f"; {words}"
-    many = max(wrong + 1, counting.many if counting is not None else 0)
+    many = wrong + 1
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
-
-
-def _directions(facts: FailureFacts, x: Operand, dim: int, position: int) -> list[Repair]:
-    """The state of a recurrent layer that goes one way, and both are asked for."""
-    step = maker(x.made)
-    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
-    if dim or not isinstance(module, nn.RNNBase) or module.bidirectional or step is None or (position > 1 and module.num_layers > 1):
-        return []
-    if not -2 * x.sizes[0] <= position < 2 * x.sizes[0] or len(x.sizes) < 2:
-        return []
-    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction")
-
-
-def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
-    """The last position, where the one behind it was asked for."""
-    site, given = facts.site, facts.args[1] if len(facts.args) > 1 else None
-    node = site.expression if site is not None and facts.direct else None
-    if site is None or not isinstance(node, ast.Subscript) or not size or position != size:
-        return []
-    new = copied(node)
-    parts = new.slice.elts if isinstance(new.slice, ast.Tuple) else [new.slice]
-    places = list(given) if isinstance(given, tuple) else [given]
-    at = [index for index, item in enumerate(places) if type(item) is int and item == position]
-    if len(at) != 1 or len(parts) != len(places):
-        return []
-    computed = not isinstance(parts[at[0]], ast.Constant)
-    parts[at[0]] = ast.BinOp(parts[at[0]], ast.Sub(), ast.Constant(1)) if computed else ast.UnaryOp(ast.USub(), ast.Constant(1))
-    if not isinstance(new.slice, ast.Tuple):
-        new.slice = parts[0]
-    index = tuple(-1 if place == at[0] else item for place, item in enumerate(given)) if isinstance(given, tuple) else -1
-    run = OpEdit(site, "__getitem__", lambda func, args, _: func(args[0], index))
-    return [Repair(ast.unparse(new), f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
@@ -194,21 +157,7 @@ def _values(facts: FailureFacts, ids: Operand) -> str:
 
 def index(facts: FailureFacts) -> Diagnosis | None:
     """``x.gather(1, picked)`` and its like."""
-    return _op(facts) if facts.op in _OPS and facts.operands else None
-
-
-def _added(facts: FailureFacts, x: Operand, dim: Any) -> Diagnosis | None:
-    """What is added has to be as wide as what it is added to."""
-    source = facts.operands[-1]
-    if not isinstance(dim, int) or len(source.sizes) != len(x.sizes) or not x.sizes:
-        return None
-    wrong = [at for at, pair in enumerate(zip(x.sizes, source.sizes, strict=True)) if at != dim % len(x.sizes) and pair[0] != pair[1]]
-    if not wrong:
-        return None
-    at = wrong[0]
-    sizes = f"{source.sizes[at]} and {x.sizes[at]} in dimension {at}"
-    sentence = f"`{facts.op}` along dimension {dim} adds {told(source)} to {told(x)}: {sizes}"
-    return Diagnosis(sentence, tuple(producer_edits(facts, source, source.sizes[at], x.sizes[at])), source)
+    return _op(facts, facts.op) if facts.op in _OPS and facts.operands else None
 
 
 def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
@@ -239,7 +188,7 @@ def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     return edits[:2]
 
 
-def _op(facts: FailureFacts) -> Diagnosis | None:
+def _op(facts: FailureFacts, op: str) -> Diagnosis | None:
     x = facts.operands[0]
     at = next((at for at, operand in enumerate(facts.operands) if at and operand.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
@@ -248,25 +197,26 @@ def _op(facts: FailureFacts) -> Diagnosis | None:
             return None
         ids = facts.operands[at]
         casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{facts.op}` expects an integer index, and {named(ids, 'it')} is {short_dtype(ids)}", tuple(casts), ids)
+        return Diagnosis(f"`{op}` expects an integer index, and {named(ids, 'it')} is {short_dtype(ids)}", tuple(casts), ids)
     ids = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
-        lacks = f"`{facts.op}` uses dimension {dim}, which does not exist: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1}"
+        lacks = f"`{op}` uses dimension {dim}, which does not exist: {told(x)} has dimensions {-len(x.sizes)} to {len(x.sizes) - 1}"
         lost = squeezed(facts, x)
         return Diagnosis(f"{lacks}{lost.words}" if lost else lacks, lost.edits if lost else (), x)
-    if facts.op in {"index_add", "index_add_"} and (cause := _added(facts, x, dim)):
-        return cause
     size = x.sizes[dim] if isinstance(dim, int) and -len(x.sizes) <= dim < len(x.sizes) else 0
     values = facts.values(ids.tensor)
     if (wrong := beyond(values, size)) is not None:
         place = f"{named(ids, 'the index')} of {shape(ids.sizes)} into {told(x)}"
-        sentence = f"`{facts.op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
+        sentence = f"`{op}` along dimension {dim}, which has {size} (0 to {size - 1}), gets index {wrong}: {place}"
         return Diagnosis(sentence, (), ids)
-    edits: list[Repair] = _spread(facts, at, dim if isinstance(dim, int) else 0)
-    if len(ids.sizes) == len(x.sizes) + 1 and 1 in ids.sizes:
-        edits += on_operand(facts, at, method("squeeze", ids.sizes.index(1)), rank=4)
-    if facts.op in {"index_select", "index_add", "index_add_"} and len(ids.sizes) > 1:
-        edits += on_operand(facts, at, method("flatten"), rank=4)
+    if op.startswith("index_"):  # which take an index of one dimension
+        edits = on_operand(facts, at, method("flatten"), rank=4) if len(ids.sizes) > 1 else []
+    else:
+        edits = _spread(facts, at, dim if isinstance(dim, int) else 0)
+        if len(ids.sizes) == len(x.sizes) + 1 and 1 in ids.sizes:
+            edits += on_operand(facts, at, method("squeeze", ids.sizes.index(1)), rank=4)
+    if not edits:  # the op itself is asked what does not fit
+        return None
     name = f"the index{f' `{ids.name}`' if ids.name else ''} of {shape(ids.sizes)}"
-    return Diagnosis(f"`{facts.op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), ids)
+    return Diagnosis(f"`{op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), ids)

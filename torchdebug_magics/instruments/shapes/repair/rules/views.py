@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
-from dataclasses import replace
 from typing import Any
 
-import torch
-
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import number_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
-from torchdebug_magics.instruments.shapes.repair.rules.residual import padded
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
-from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, channels_first, of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
 from torchdebug_magics.probing.source.syntax import as_atom, expression
 
-_RGB = 3
-_COMPUTED = 10
-"""How much less likely a size is the wrong one, where it is computed."""
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
 
@@ -54,10 +45,6 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
     else:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not {known:,}"
-    if left := leaves_rest(facts):
-        return Diagnosis(
-            f"{text} cannot split {shape(x.sizes)}: {left}", channels_last(x.made) if _is_channels_first(x) else (), x, rounded=x.is_input
-        )
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
@@ -66,21 +53,9 @@ def view(facts: FailureFacts) -> Diagnosis | None:
     if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
         edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
         return Diagnosis(sentence, tuple(edits), x)
-    edits = _padded_to(facts, x, wanted) or _sizes(facts, x, wanted)
-    return Diagnosis(sentence, tuple(edits), x, (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1)))
-
-
-def _padded_to(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Repair]:
-    """A picture that is to be as high and wide as it was before a convolution."""
-    spatial = len(x.sizes) - 2
-    if spatial not in {2, 3} or len(wanted) < len(x.sizes) or any(size < 1 for size in wanted[-spatial:]):
-        return []
-    return padded(facts, x, replace(x, tensor=torch.empty((*x.sizes[:2], *wanted[-spatial:]), device="meta")))
-
-
-def _is_channels_first(x: Operand) -> bool:
-    """Whether it is a picture as a convolution returns it, or an input that looks like one."""
-    return channels_first(x.made) or (x.is_input and x.sizes[1:2] in {(1,), (_RGB,)} and len(set(x.sizes[2:])) == 1)
+    edits = _sizes(facts, x, wanted)
+    fit = None if x.is_input else (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1))
+    return Diagnosis(sentence, tuple(edits), x, fit, rounded=x.is_input)
 
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
@@ -132,11 +107,8 @@ def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Rep
             size = many // (rest * rows)
             new = tuple(size if place == at else number for place, number in enumerate(wanted))
             if free is None:
-                edits += _with_sizes(
-                    facts,
-                    tuple(-1 if place == at else number for place, number in enumerate(wanted)),
-                    rank=_place_rank(at, x.sizes, wanted) + _COMPUTED * _is_computed(facts, at),
-                )
+                computed = tuple(-1 if place == at else number for place, number in enumerate(wanted))
+                edits += _with_sizes(facts, computed, rank=_place_rank(at, x.sizes, wanted))
             else:
                 edits += _with_sizes(facts, new, rank=10)
     return edits
@@ -152,14 +124,6 @@ def _made_to_fit(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> li
         if side**2 * wanted[1] == x.sizes[1]:
             edits += _with_sizes(facts, (*wanted[:2], side, side), rank=8)
     return edits
-
-
-def _is_computed(facts: FailureFacts, at: int) -> bool:
-    """Whether the size is an expression, such as ``5 + self.classes``: what the model is to have, and no slip of a number."""
-    call = facts.site.expression if facts.site is not None else None
-    nodes = call.args if isinstance(call, ast.Call) else []
-    nodes = nodes[0].elts if len(nodes) == 1 and isinstance(nodes[0], (ast.Tuple, ast.List)) else nodes
-    return at < len(nodes) and isinstance(nodes[at], ast.BinOp)
 
 
 def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int:
@@ -220,22 +184,3 @@ def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[R
         code = "\n".join(f"{as_typed(path)}.{name} = {number}" for name, number in new.items())
         edits.append(Repair(code, f"{many} divides {size}, and {heads} does not", 10 + rank, attributes={path: new}))
     return edits
-
-
-def leaves_rest(facts: FailureFacts) -> str:
-    """``c // self.heads`` among the sizes, which leaves a rest."""
-    call = facts.written_call
-    if facts.site is None or call is None:
-        return ""
-    for part in (part for argument in call.args for part in ast.walk(argument)):
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv):
-            size, by = (number_named(side, facts.site.names) for side in (part.left, part.right))
-            if size is not None and by and size < by:
-                return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
-            if size is not None and by and size % by:
-                fits = [
-                    max(number for number in range(1, by) if not size % number),
-                    min(number for number in range(by, size + 1) if not size % number),
-                ]
-                return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {fits[0]} and {fits[1]} divide {size}"
-    return ""
