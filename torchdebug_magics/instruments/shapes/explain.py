@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnos
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
-from torchdebug_magics.probing.source.user_code import locate, location, owner, user_frame
+from torchdebug_magics.probing.source.user_code import Owner, locate, location, owner, user_frame
 from torchdebug_magics.report import Edit, Location
 
 _SHOWN = 5
@@ -103,7 +103,7 @@ def _trials(seen: Seen) -> Trials | None:
 
 def place(error: BaseException) -> Location | None:
     """The innermost line of the user's code; else that of a library, and else the line that called for the report."""
-    if (trace := _innermost(error)) is not None:
+    if (trace := innermost(error)) is not None:
         return location(trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name)
     asking = user_frame(sys._getframe())
     where = locate(asking) if asking is not None else None
@@ -112,18 +112,18 @@ def place(error: BaseException) -> Location | None:
 
 def underlined(error: BaseException) -> tuple[int, int] | None:
     """The failing expression as (start, end) in the source of `place`; None before Python 3.11, and where it is the whole line."""
-    trace = _innermost(error)
+    trace = innermost(error)
     return underlined_at(trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti) if trace is not None else None
 
 
-def _innermost(error: BaseException) -> TracebackType | None:
-    """The innermost frame of the user's code in a traceback, else that of a library."""
-    places: dict[str, TracebackType] = {}
+def innermost(error: BaseException, owners: Sequence[Owner] = ("user", "library")) -> TracebackType | None:
+    """The innermost frame in a traceback of the code of the first of these owners that has one there."""
+    places: dict[Owner, TracebackType] = {}
     trace = error.__traceback__
     while trace is not None:
         places[owner(trace.tb_frame.f_code.co_filename)] = trace
         trace = trace.tb_next
-    return places.get("user") or places.get("library")
+    return next((places[each] for each in owners if each in places), None)
 
 
 def _history(facts: FailureFacts, cause: Diagnosis) -> Made | None:

@@ -6,23 +6,16 @@ failure, and lets fixes be tried.
 
 from __future__ import annotations
 
-import ast
-import dis
-import inspect
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
-from types import CodeType, FrameType, TracebackType
+from types import TracebackType
 from typing import Any
-
-import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.dataset_length import too_long_dataset
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
@@ -36,7 +29,6 @@ from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.syntax import nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, raised_at
 from torchdebug_magics.probing.state.worker_error import raised_here
 
@@ -157,7 +149,6 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
 
 def outermost_call(error: BaseException) -> FailedCall | None:
     """The first one among the frames; None where no module was running."""
-    outer: TracebackType | None = None
     user: TracebackType | None = None
     step = error.__traceback__
     while step is not None:
@@ -166,47 +157,5 @@ def outermost_call(error: BaseException) -> FailedCall | None:
         if calls := module_calls([frame]):
             site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
             return replace(calls[0], site=site)
-        if (call := _yielding(frame, outer)) is not None:
-            return call
-        outer, step = step, step.tb_next
+        step = step.tb_next
     return None
-
-
-def _yielding(frame: FrameType, outer: TracebackType | None) -> FailedCall | None:
-    """A forward that is a generator: its call has returned when it runs, and stands in the line above, or was made before."""
-    model = frame.f_locals.get("self")
-    if not frame.f_code.co_flags & inspect.CO_GENERATOR or not isinstance(model, torch.nn.Module):
-        return None
-    if getattr(type(model).forward, "__code__", None) is not frame.f_code:
-        return None
-    return _written(model, outer) or _as_taken(model, frame)
-
-
-def _written(model: torch.nn.Module, outer: TracebackType | None) -> FailedCall | None:
-    if outer is None:
-        return None
-    frame = outer.tb_frame
-    statement = site_at(frame.f_code, outer.tb_lineno, outer.tb_lasti).statement
-    names = {**frame.f_globals, **frame.f_locals}
-    for node in nodes(ast.Call, statement):
-        if value_named(node.func, names) is model:
-            args = tuple(value_named(argument, names) for argument in node.args)
-            kwargs = {keyword.arg: value_named(keyword.value, names) for keyword in node.keywords if keyword.arg is not None}
-            if all(argument is not UNKNOWN for argument in (*args, *kwargs.values())) and len(kwargs) == len(node.keywords):
-                return FailedCall(model, args, kwargs)
-    return None
-
-
-def _as_taken(model: torch.nn.Module, frame: FrameType) -> FailedCall | None:
-    """With its arguments as they stand in the frame, where none was given anew since then."""
-    taken = inspect.getargvalues(frame)
-    names = taken.args[1:]
-    if taken.varargs or taken.keywords or any(name in set(_given_anew(frame.f_code)) for name in names):
-        return None
-    return FailedCall(model, (), {name: taken.locals[name] for name in names if name in taken.locals})
-
-
-def _given_anew(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")):
-            yield from instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)

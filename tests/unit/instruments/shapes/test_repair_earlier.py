@@ -188,23 +188,6 @@ def a_short_way_that_does_nothing() -> tuple[Any, ...]:
     return nn.Sequential(first, Block(conv=nn.Conv2d(8, 16, 3, 2, 1), shortcut=nn.Identity())), torch.randn(2, 8, 8, 8)
 
 
-class Rows(Parts):
-    def forward(self, x: Any) -> Any:
-        h = self.second(F.relu(self.first(x)))
-        return F.relu(h + x)
-
-
-@case(
-    "1",
-    "add",
-    "`h + x` cannot broadcast",
-    fix="model[0].shortcut = nn.Identity()\nmodel[1].shortcut = nn.Linear(8, 16)\nh + self.shortcut(x)",
-)
-def a_short_way_of_rows() -> tuple[Any, ...]:
-    first, second = (Rows(first=nn.Linear(8, wide), second=nn.Linear(wide, wide)) for wide in (8, 16))
-    return nn.Sequential(first, second, nn.Linear(16, 2)), torch.randn(4, 8)
-
-
 @case("out", "linear", "expects 16 features, gets 4", fix="y = y.transpose(1, 2).flatten(2)")
 def heads_that_were_not_put_together() -> tuple[Any, ...]:
     class Net(Parts):

@@ -6,15 +6,15 @@ import ast
 import traceback
 from collections.abc import Iterator
 from types import FrameType, FunctionType
-from typing import Any
 
 from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import function_node, value_of
 from torchdebug_magics.probing.source.edited_source import exchanging
-from torchdebug_magics.probing.source.syntax import nodes, own_nodes, statement_at, tree_of
+from torchdebug_magics.probing.source.syntax import expression, nodes, own_nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.report import Edit
 
 
 def too_long_dataset(error: BaseException) -> Failure | None:
@@ -32,7 +32,7 @@ def too_long_dataset(error: BaseException) -> Failure | None:
         if many <= index < length:
             sentence = f"`{type(dataset).__name__}.__len__` returns {length:,}, and `{container}` has {many:,} items: "
             sentence += f"there is no `{container}[{index}]`"
-            return refusal(error, sentence, fixes=_fixes(count, dataset, length, container))
+            return refusal(error, sentence, fixes=_fixes(count, container))
     return None
 
 
@@ -44,27 +44,14 @@ def _indexed(frame: FrameType, line: int, index: int) -> Iterator[tuple[str, int
             yield ast.unparse(node.value), len(container)
 
 
-def _fixes(count: FunctionType, dataset: Any, length: int, container: str) -> list[Fix]:
-    """The length of the container in place of what was returned."""
-    tree = function_node(count.__code__)
-    first = count.__code__.co_varnames[0]
-    returns = [node for node in own_nodes(tree) if isinstance(node, ast.Return) and node.value is not None] if tree is not None else []
-    alike = [node for node in returns if _gives(node.value, length, {first: dataset, **count.__globals__})]
+def _fixes(count: FunctionType, container: str) -> list[Fix]:
+    """The length of the container in place of what the `return` gives, where there is one alone."""
+    code = count.__code__
+    if not container.startswith(f"{code.co_varnames[0]}."):
+        return []
     new = f"len({container})"
-    if not container.startswith(f"{first}.") or len(returns) != 1 != len(alike):
-        return [Fix(code=f"return {new}", verified=False)] if container.startswith(f"{first}.") else []
-    node = (alike or returns)[0]
-    assert node.value is not None
-    where = location(count.__code__.co_filename, node.lineno, count.__code__.co_name)
-    edits = exchanging(where, node.value, ast.parse(new, mode="eval").body)
+    returned = [node.value for node in own_nodes(function_node(code)) if isinstance(node, ast.Return) and node.value is not None]
+    edits: tuple[Edit, ...] = ()
+    if len(returned) == 1:
+        edits = exchanging(location(code.co_filename, returned[0].lineno, code.co_name), returned[0], expression(new))
     return [Fix(code=f"return {new}", verified=False, changes=edits, why="the dataset ends with its last item")]
-
-
-def _gives(node: ast.expr | None, length: int, names: dict[str, Any]) -> bool:
-    match node:
-        case ast.Constant(value):
-            return bool(value == length)
-        case ast.Call(ast.Name("len"), [inner]):
-            value = value_named(inner, names)
-            return value is not UNKNOWN and len(value) == length
-    return False

@@ -10,18 +10,18 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import FrameType
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.instruments.shapes.cell_error.changes import Change, Changes, is_difference
-from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.explain import innermost, refusal
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.edited_source import HEADS, Source, same
 from torchdebug_magics.probing.source.syntax import statement_at, tree_of
-from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.state.what_follows import FailedBlock, Outcome
 from torchdebug_magics.report import Edit
 
@@ -45,7 +45,7 @@ def meant_value(error: BaseException) -> Failure | None:
     is_of_others = isinstance(error, RuntimeError) and any(words in str(error) for words in _LEFT_TO_OTHERS)
     if isinstance(error, (TorchDebugError, MemoryError)) or is_of_others:
         return None
-    trace = _innermost(error)
+    trace = innermost(error, ("user",))
     if trace is None:
         return None
     frame = trace.tb_frame
@@ -66,20 +66,11 @@ def meant_value(error: BaseException) -> Failure | None:
 
 def drops_result(error: BaseException) -> bool:
     """Whether the statement that raised would only have computed what nothing reads: that it runs does not tell that it is right."""
-    trace = _innermost(error)
+    trace = innermost(error, ("user",))
     tree = None if trace is None else tree_of(trace.tb_frame.f_code.co_filename)
     statement = None if trace is None else statement_at(tree, trace.tb_lineno)
     is_shown = tree is not None and statement in tree.body[-1:]  # as the last line of a cell
     return isinstance(statement, ast.Expr) and is_difference(statement.value) and not is_shown
-
-
-def _innermost(error: BaseException) -> TracebackType | None:
-    """Of the user's code."""
-    trace, own = error.__traceback__, None
-    while trace is not None:
-        own = trace if is_user_code(trace.tb_frame.f_code) else own
-        trace = trace.tb_next
-    return own
 
 
 def _passing(error: BaseException, block: FailedBlock, failing: ast.expr) -> list[tuple[Change, Outcome]]:

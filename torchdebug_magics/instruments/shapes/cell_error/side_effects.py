@@ -136,12 +136,6 @@ def _module_in(func: ast.expr, names: Mapping[str, Any]) -> tuple[str, torch.nn.
     return None
 
 
-def number_named(node: ast.expr, names: Mapping[str, Any]) -> int | None:
-    """A whole number that is written, or that a name or a dotted name stands for."""
-    value = node.value if isinstance(node, ast.Constant) else value_named(node, names)
-    return value if type(value) is int else None
-
-
 def value_named(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """What a name or a dotted name stands for, without running code of the user's; `UNKNOWN` for anything else."""
     if isinstance(node, ast.Name):

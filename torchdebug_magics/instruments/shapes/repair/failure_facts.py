@@ -74,13 +74,8 @@ class FailureFacts:
     given: tuple[Operand, ...] = ()
     """The tensors that this module was called with."""
     call: FailedCall | None = None
-    outer: tuple[tuple[int | str, Operand], ...] = ()
-    """The tensors in the user's own call where the failing module stands inside what was called: by place or name."""
-    outer_path: str = ""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     """The modules that ran, by path."""
-    gave: Mapping[str, tuple[Sizes, ...]] = field(default_factory=dict)
-    """The shapes that each gave last."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
     """What the model was called with."""
     site: EditSite | None = None
@@ -163,23 +158,13 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         module=inner.module if inner is not None else None,
         given=given,
         call=call,
-        outer=_outer(run, below),
-        outer_path=next((entry.path for entry in running if len(below) > 1 and entry.module is below[0].module), ""),
         modules={entry.path: entry.module for entry in run.calls.made},
-        gave={entry.path: tuple(sizes for _, sizes, _, _ in entry.outputs) for entry in run.calls.made if entry.outputs is not None},
         inputs=inputs,
         site=site,
         caller=run.given.caller,
         direct=site is not None and len(below) <= 1,
         values=run.fakes.value if run.fakes is not None else torch.Tensor.detach,
     )
-
-
-def _outer(run: Forward, below: list[FailedCall]) -> tuple[tuple[int | str, Operand], ...]:
-    if len(below) < 2:
-        return ()
-    given: list[tuple[int | str, Any]] = [*enumerate(below[0].args), *below[0].kwargs.items()]
-    return tuple((key, Operand(value, "", owned=False, made=run.made(value))) for key, value in given if isinstance(value, torch.Tensor))
 
 
 def _said(run: Forward, error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
@@ -52,15 +52,15 @@ def comes_from(made: Made | None, first: Made) -> bool:
     return any(step is first for step in every_step(made))
 
 
-def every_step(made: Made | None, goes_on: Callable[[Made], bool] = lambda _: True) -> Iterator[Made]:
-    """All that led to a tensor, along all operands, once each; not what lies before a step where it does not go on."""
+def every_step(made: Made | None) -> Iterator[Made]:
+    """All that led to a tensor, along all operands, once each."""
     todo, seen = [made], set()
     while todo:
         step = todo.pop()
         if step is not None and id(step) not in seen:
             seen.add(id(step))
             yield step
-            todo += [inner for _, inner in step.inputs] if goes_on(step) else []
+            todo += [inner for _, inner in step.inputs]
 
 
 def before(made: Made) -> Made | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
@@ -75,13 +75,6 @@ class EditSite:
             return f"{ast.unparse(node)} = {text(ast.unparse(node))} {_SIGNS.get(type(whole.op), '+')} {ast.unparse(whole.value)}"
         new, place = expression(text(as_atom(node))), span_of(node)
         return ast.unparse(exchanged(whole, lambda part: new if type(part) is type(node) and span_of(part) == place else None))
-
-    def within(self, node: ast.expr) -> EditSite | None:
-        """A part of the same statement, as the expression; None where no instruction of the line has its place."""
-        wanted = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-        places = enumerate(self.code.co_positions())
-        at = next((2 * place for place, position in places if position == wanted), None)
-        return None if at is None else replace(self, instruction=at, line=node.lineno, expression=node)
 
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""

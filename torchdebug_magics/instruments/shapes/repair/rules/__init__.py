@@ -37,7 +37,6 @@ _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     broadcasting.broadcast,
     sizes.sized,
     sizes.scalars,
-    layers.negative,
     python.unpacking,
 )
 _KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()

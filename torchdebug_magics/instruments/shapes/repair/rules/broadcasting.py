@@ -14,10 +14,9 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, projected, resized, strided
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, projected, resized
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
-    anywhere,
     clashes,
     orders,
     producer_edits,
@@ -91,7 +90,6 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         later = 0 if at == b else 1
         edits += spread[at]
         edits += _moved(facts, at, y, 8 + later)
-        edits += strided(facts, x, y)
         edits += as_large(facts, x, y, rank=12)
         edits += reduced_to(x, y.sizes)
         edits += projected(facts, at, y, 9 + later)
@@ -139,7 +137,7 @@ def _moved(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     if 1 < len(x.sizes) < len(y.sizes) and not of_inputs(x.made):
         last = y.sizes[-len(x.sizes) :]
         fits = next((order for order in orders(len(x.sizes)) if tuple(x.sizes[dim] for dim in order) == last), None)
-        return anywhere(facts, at, reorder(fits), rank=rank) if fits is not None else []
+        return on_operand(facts, at, reorder(fits), rank=rank) if fits is not None else []
     if len(x.sizes) != len(y.sizes) or len(x.sizes) > 5:
         return []
     fitting = (order for order in orders(len(x.sizes)) if not clashes(tuple(x.sizes[dim] for dim in order), y.sizes))
@@ -148,7 +146,7 @@ def _moved(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
     fitting = (order for order in fitting if alone or math.prod(map(max, (x.sizes[dim] for dim in order), y.sizes)) <= largest)
     kept = (order for order in fitting if order[0] == 0 or sorted(x.sizes) == sorted(y.sizes) or (alone and x.sizes[order[0]] == 1))
     order = next(kept, None)
-    return anywhere(facts, at, reorder(order), rank=rank) if order is not None else []
+    return on_operand(facts, at, reorder(order), rank=rank) if order is not None else []
 
 
 def _cut(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:

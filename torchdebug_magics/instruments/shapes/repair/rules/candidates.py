@@ -34,7 +34,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    anywhere,
     orders,
     producer_edits,
     reorder,
@@ -125,7 +124,7 @@ def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> 
         if change.text("x") == "x.unsqueeze(0)" and x.is_input:
             yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=True)
         else:
-            yield from anywhere(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
+            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
 
 
 def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
@@ -158,7 +157,7 @@ def lifted(local: LocalCall, at: int) -> Iterator[Repair]:
             for size in dict.fromkeys(like.sizes):
                 change = then(method("unsqueeze", dim), expanded(like, dim, size, len(x.sizes) + 1))
                 if size > 1 and fits_others(local, at, change) and local.gives({at: change.apply}) is not None:
-                    yield from anywhere(local.facts, at, change, rank=6, why="the same for each", owned=True)
+                    yield from on_operand(local.facts, at, change, rank=6, why="the same for each", owned=True)
 
 
 def expanded(like: Operand, dim: int, size: int, many: int) -> ValueChange:
@@ -184,11 +183,11 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             yield from there_and_back(facts, at, dim, wanted, rank=3 if is_channel and features_last(x.made) else 9)
     yield from relaid(local, at, moves=False)
     if many > 3 and dim == -1 and isinstance(facts.module, nn.Linear):  # a picture
-        flat = anywhere(facts, at, method("flatten", 1), rank=12, why=f"{shape(x.sizes[1:])} in one dimension")
+        flat = on_operand(facts, at, method("flatten", 1), rank=12, why=f"{shape(x.sizes[1:])} in one dimension")
         yield from (together(flat[0], new) for new in rebuilt_module(facts.module, facts.path, in_features=math.prod(x.sizes[1:])) if flat)
     if len(x.sizes) == _IMAGES and dim == -1 and x.sizes[1] * x.sizes[3] == wanted and not channels_first(x.made):
         heads = then(method("transpose", 1, 2), method("flatten", 2))
-        yield from anywhere(facts, at, heads, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
+        yield from on_operand(facts, at, heads, rank=2, why=f"the {x.sizes[1]} heads of {x.sizes[3]} side by side")
     last = is_channel and x.sizes[-1] == wanted and features_last(x.made)
     if last and isinstance(facts.module, nn.modules.batchnorm._BatchNorm):
         norm = made_on_meta(nn.LayerNorm, {"normalized_shape": wanted, "eps": facts.module.eps})
@@ -200,7 +199,7 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         yield from remade(local, mismatch)
     if got == 1 and is_channel:
         sizes = [wanted if place == many + dim else -1 for place in range(many)]
-        yield from anywhere(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
+        yield from on_operand(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
     yield from _without_alpha(facts, at) if (got, wanted, dim) == (_RGBA, _RGB, 1 - many) and x.is_input else ()
     yield from fitted(local, mismatch)
     yield from producer_edits(facts, x, got, wanted, rank=15 if _is_inside(facts) else 40)
@@ -308,7 +307,7 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     if mismatch.got == 1:
         for like in (operand for operand in local.operands if operand is not x and mismatch.wanted in operand.sizes):
             change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
-            yield from anywhere(facts, at, change, rank=4, why="the same for every sample", owned=True)
+            yield from on_operand(facts, at, change, rank=4, why="the same for every sample", owned=True)
     yield from _beside_others(local, mismatch)
     if at and local.by_module and len(x.sizes) == _MATRIX:
         yield from _lengthened(local, mismatch)
@@ -323,7 +322,7 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         if len(x.sizes) == _IMAGES and dim == 1 and mismatch.got > 1 and not mismatch.wanted % mismatch.got:
             times = mismatch.wanted // mismatch.got
             why = f"each of the {mismatch.got} heads for {times} of the {mismatch.wanted}"
-            yield from anywhere(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
+            yield from on_operand(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
     if not of_inputs(x.made):
         yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
 
@@ -342,10 +341,10 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             pads = pads[:-2]
         change = as_written(f"F.pad({{0}}, {tuple(pads)})")
         why = f"no mask in the {'first' if front else 'last'} {max(lacks)}"
-        yield from anywhere(facts, at, change, rank=12 if front is prefixed else 14, why=why)
+        yield from on_operand(facts, at, change, rank=12 if front is prefixed else 14, why=why)
     if max(lacks) <= 0:
         change = as_written(f"{{0}}[{', '.join(f':{size}' for size in mismatch.sizes)}]")
-        yield from anywhere(facts, at, change, rank=10, why="only the length needed")
+        yield from on_operand(facts, at, change, rank=10, why="only the length needed")
 
 
 def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
@@ -364,7 +363,7 @@ def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     later = like.made is None or comes_from(x.made, like.made) or local.operands.index(x) == 0
     change = interpolated(like.name, like.sizes)
     why = f"{shape(x.sizes[2:])} becomes {shape(like.sizes[2:])}"
-    yield from anywhere(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
+    yield from on_operand(facts, mismatch.at, change, rank=6 if later else 7, why=why) if len(local.operands) == _MATRIX else ()
 
 
 def other_kind(local: LocalCall, at: int) -> list[Repair]:

@@ -1,10 +1,9 @@
-"""Layers that refuse what they get: embeddings an index, batch norms a single row, kernels a size that would come out negative."""
+"""Layers that refuse what they get: embeddings an index, batch norms a single row."""
 
 from __future__ import annotations
 
 import ast
 import copy
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,49 +16,10 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, short_dtype
 from torchdebug_magics.instruments.shapes.repair.size_history import maker
 from torchdebug_magics.instruments.shapes.repair.source import EditSite
 from torchdebug_magics.probing.source.syntax import enclosing, nodes, tree_of
-
-_MADE_BY_SIZES = frozenset(["zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full"])
-_CALCULATED = re.compile(r"Calculated output size(?: per channel)?: \((?P<sizes>[-\dx ]+)\)")
-
-
-def negative(facts: FailureFacts) -> Diagnosis | None:
-    """A size below zero: of a new tensor, or of what a kernel would leave."""
-    if match := _CALCULATED.search(facts.text):
-        x = facts.operands[0]
-        numbers = {name: getattr(facts.module, name, None) for name in ("kernel_size", "stride", "padding")}
-        plain = {name: value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value for name, value in numbers.items()}
-        settings = [f"{name} {value}" for name, value in plain.items() if value is not None]
-        with_ = f" with {', '.join(settings)}" if settings else ""
-        size = " x ".join(match["sizes"].replace("x", " ").split())
-        return Diagnosis(f"{facts.who} would return a size of {size} for {told(x)}{with_}", (), x)
-    if facts.op not in _MADE_BY_SIZES or not ("non-negative" in facts.text or "negative dimension" in facts.text):
-        return None
-    given: Any = [argument for argument in facts.args if not isinstance(argument, torch.Tensor)]
-    sizes = given[0] if given and isinstance(given[0], (tuple, list)) else given
-    if not all(isinstance(size, int) for size in sizes) or min(sizes, default=0) >= 0:
-        return None
-    text = facts.written
-    return Diagnosis(f"{text} requests a tensor of {shape(tuple(sizes))}{_why(facts, min(sizes))}")
-
-
-def _why(facts: FailureFacts, size: int) -> str:
-    """The tensors of which the expression for the size speaks."""
-    site, call = facts.site, facts.written_call
-    if site is None or call is None:
-        return ""
-    differences = [node for node in nodes(ast.BinOp, call) if isinstance(node.op, ast.Sub)]
-    names = dict.fromkeys(node.id for node in nodes(ast.Name, *differences))
-    known = [f"`{name}` is {shape(tuple(site.names[name].shape))}" for name in names if isinstance(site.names.get(name), torch.Tensor)]
-    whole = [f"`{name}` is {site.names[name]}" for name in names if type(site.names.get(name)) is int]
-    return (
-        f": `{ast.unparse(differences[0])}` is {size}, as {' and '.join((*known, *whole))}"
-        if len(differences) == 1 and (known or whole)
-        else ""
-    )
 
 
 def embedding(facts: FailureFacts) -> Diagnosis | None:

@@ -20,7 +20,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
-    anywhere,
     named,
     orders,
     producer_edits,
@@ -128,7 +127,7 @@ def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Re
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
         if sorted(scores.sizes) == sorted(target.sizes):
             order = next((order for order in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in order) == scores.sizes), None)
-            edits += anywhere(facts, 1, reorder(order), rank=6) if order is not None else []
+            edits += on_operand(facts, 1, reorder(order), rank=6) if order is not None else []
     return edits
 
 
@@ -268,7 +267,7 @@ def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: 
     many = len(scores.sizes)
     if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
-        edits += anywhere(facts, 0, reorder(order), rank=2, why="the classes in dimension 1")
+        edits += on_operand(facts, 0, reorder(order), rank=2, why="the classes in dimension 1")
     if many > 3 and len(target.sizes) == many - 1 and target.sizes[0] == scores.sizes[0]:
         like = replace(target, tensor=torch.empty(*scores.sizes[:2], *target.sizes[1:], device="meta"))
         edits += resized_output(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))

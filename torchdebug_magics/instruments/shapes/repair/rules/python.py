@@ -45,10 +45,6 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
     value = value_named(statement.value, site.names)
     if isinstance(value, torch.Tensor):
         return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}")
-    path = called(facts, site, statement.value)
-    gave = facts.gave.get(path) if path is not None else None
-    if gave is not None and len(gave) == 1:
-        return Diagnosis(f"`{text}` unpacks {many} values, and `{path}` gives one tensor of {shape(gave[0])}")
     return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}")
 
 

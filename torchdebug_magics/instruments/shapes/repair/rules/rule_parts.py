@@ -64,14 +64,6 @@ def reorder(order: tuple[int, ...]) -> ValueChange:
     return method("transpose", a - many, b - many) if a == many - 2 and many > 2 else method("transpose", a, b)
 
 
-def anywhere(facts: FailureFacts, at: int, change: ValueChange, *, rank: int, why: str = "", owned: bool = False) -> list[Repair]:
-    """The operand changed where the op or module takes it, or in the user's call around that, of which it is an argument."""
-    operand = facts.operands[at]
-    passed_on = any(argument.tensor is operand.tensor for _, argument in facts.outer)
-    edits = on_operand(facts, at, change, rank=rank, why=why, owned=owned)
-    return edits or (in_outer_call(facts, operand, change, rank=rank, why=why) if passed_on else [])
-
-
 def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 5, batched: bool = False) -> list[Repair]:
     """Each dimension that has the wanted size, moved to where it is wanted; the first of all not where that is sure to be the batch."""
     operand = facts.operands[at]
@@ -84,7 +76,7 @@ def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 
         rest = [number for number in range(many) if number != now]
         rest.insert(dim, now)
         why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[place] for place in rest])}"
-        edits += anywhere(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)
+        edits += on_operand(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)
     return edits
 
 
@@ -198,23 +190,6 @@ def argument_changed(facts: FailureFacts, at: int, change: ValueChange, *, rank:
         return (*args[:at], change.apply(args[at]), *args[at + 1 :]), kwargs
 
     return [Repair(written.changed(call.args[at], change.text), why, rank, calls=(CallEdit(facts.path, site, arguments),))]
-
-
-def in_outer_call(facts: FailureFacts, operand: Operand, change: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:
-    """The same tensor, changed in the user's call of a module around the failing one."""
-    key = next((key for key, argument in facts.outer if argument.tensor is operand.tensor), None)
-    site = facts.site
-    call = site.expression if site is not None else None
-    if key is None or site is None or not isinstance(call, ast.Call) or any(isinstance(argument, ast.Starred) for argument in call.args):
-        return []
-    node = call.args[key] if isinstance(key, int) else next((keyword.value for keyword in call.keywords if keyword.arg == key), None)
-
-    def changed(args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if isinstance(key, int):
-            return (*args[:key], change.apply(args[key]), *args[key + 1 :]), kwargs
-        return args, {**kwargs, key: change.apply(kwargs[key])}
-
-    return [] if node is None else [Repair(site.changed(node, change.text), why, rank, calls=(CallEdit(facts.outer_path, site, changed),))]
 
 
 def wrapped(facts: FailureFacts, change: ValueChange, back: ValueChange, *, rank: int = 10, why: str = "") -> list[Repair]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand, parameter_edit, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
-from torchdebug_magics.probing.source.syntax import as_atom
 
 _OPS = frozenset(
     [
@@ -75,22 +73,7 @@ def _assigned(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
     edits = producer_edits(facts, given, given.sizes[-1], place[-1]) if wrong == [-1] else []
     if len(place) == len(x.sizes) and wrong == [-1] and place[-1] == x.sizes[-1]:
         edits += created(facts, x, (*x.sizes[:-1], given.sizes[-1]), rank=18)
-    if wrong == [-1] and given.sizes[-1] == place[-1] + 1:
-        edits += _cut_to_every_second(facts, place)
     return Diagnosis(sentence, tuple(edits), given)
-
-
-def _cut_to_every_second(facts: FailureFacts, place: tuple[int, ...]) -> list[Repair]:
-    """Of an odd number, every second from the first on is one more than every second from the second on."""
-    index = facts.args[1][-1:] if isinstance(facts.args[1], tuple) else (facts.args[1],)
-    statement, site = facts.site.statement if facts.site is not None else None, facts.site
-    is_strided = bool(index) and isinstance(index[0], slice) and (index[0].step or 1) > 1
-    if site is None or facts.op is None or not is_strided or not isinstance(statement, ast.Assign):
-        return []
-    width, before = place[-1], ":, " * (len(place) - 1)
-    code = f"{ast.unparse(statement.targets[0])} = {as_atom(statement.value)}[{before}:{width}]"
-    run = OpEdit(site, facts.op, lambda func, args, kwargs: func(*args[:2], args[2][..., :width], *args[3:], **kwargs))
-    return [Repair(code, "as many as there are places", 3, ops=(run,))]
 
 
 def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
