@@ -7,7 +7,6 @@ import re
 
 import torch
 
-from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.forward import real_error
 from torchdebug_magics.instruments.shapes.follow.seen import Failed
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, as_written, at_tensor, method, on_operand
@@ -153,28 +152,11 @@ def device(facts: FailureFacts) -> Diagnosis | None:
 
 
 def written(facts: FailureFacts) -> Diagnosis | None:
-    """What is written to, and why that cannot be."""
-    if facts.op is None or not facts.operands:
+    """An op in place writes into what `expand` has left."""
+    if "more than one element of the written-to tensor" not in facts.text or not facts.operands:
         return None
     x = facts.operands[0]
-    text = facts.written
-    if "leaf Variable" in facts.text:
-        where = f"the parameter {named(x, 'of the model')}" if x.owned else named(x, "a tensor")
-        rest = "run it under `with torch.no_grad():`, or compute a new tensor"
-        return Diagnosis(f"{text} writes in place into {where}, which requires a gradient: {rest}", (), x)
-    if "some elements of the input" in facts.text:
-        memory = x.tensor.untyped_storage().data_ptr()
-        others = enumerate(facts.operands[1:], 1)
-        at, read = next(((at, operand) for at, operand in others if operand.tensor.untyped_storage().data_ptr() == memory), (0, x))
-        repairs = on_operand(facts, at, method("clone"), rank=2, why="a copy to read from") if at else []
-        return Diagnosis(
-            f"{text} writes into the memory that it reads from {told(read)}: read from a copy, `.clone()`", tuple(repairs), read
-        )
-    if "single memory location" in facts.text:
-        sentence = f"{text} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
-        is_named = facts.site is not None and isinstance(facts.site.expression, ast.AugAssign)  # it stands for the copy then
-        edits = on_operand(facts, 0, method("clone"), rank=2, why="separate rows") if is_named else []
-        return Diagnosis(sentence, tuple(edits), x)
-    if "doesn't match the broadcast shape" in facts.text and len(facts.operands) > 1:
-        return Diagnosis(f"{text} cannot broadcast {told(x)} to {shape(facts.operands[1].sizes)} in place", (), x)
-    return None
+    sentence = f"{facts.written} writes into {told(x)}, an expanded tensor whose rows share memory: call `.clone()` first"
+    is_named = facts.site is not None and isinstance(facts.site.expression, ast.AugAssign)  # it stands for the copy then
+    edits = on_operand(facts, 0, method("clone"), rank=2, why="separate rows") if is_named else []
+    return Diagnosis(sentence, tuple(edits), x)

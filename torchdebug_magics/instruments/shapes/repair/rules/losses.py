@@ -175,6 +175,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     many = len(scores.sizes)
     if len(target.sizes) == 1 and scores.sizes[:1] != target.sizes and (row := _of_one_sample(scores, target)) is not None:
         return replace(row, sentence=f"{op} compares {told(scores)} with a target of {shape(target.sizes)}{row.sentence}")
+    if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (cause := _one_hot(facts, scores, target)):
+        return cause
     if target.sizes and target.sizes[0] != scores.sizes[0] and (cause := _other_rows(facts, scores, target)):
         return cause
     classes = scores.sizes[1] if many > 1 else scores.sizes[0] if many else 0
@@ -225,6 +227,20 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
         return []
     change = as_written("{0}[:, -1]" if first else "{0}[-1]")
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
+
+
+def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
+    """One-hot rows of which a reshape made one row."""
+    step = target.made
+    values = facts.values(target.tensor)
+    if step is None or step.op not in RESHAPES or not step.inputs or step.inputs[0][0] != scores.sizes or values is None:
+        return None
+    rows = values.reshape(scores.sizes)
+    if not bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
+        return None
+    edits = at_step(step, method("argmax", 1))
+    sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
+    return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
 
 
 def _of_one_sample(scores: Operand, target: Operand) -> Diagnosis | None:

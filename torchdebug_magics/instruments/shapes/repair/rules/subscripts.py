@@ -98,8 +98,7 @@ def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
         return Diagnosis(sentence, (), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
-    values = _values(facts, facts.operands[1]) if len(facts.operands) > 1 else ""
-    return Diagnosis(f"{text} selects a position that {told(x)} does not have{values}", (), x)
+    return Diagnosis(f"{text} selects a position that {told(x)} does not have", (), x)
 
 
 def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
@@ -129,13 +128,6 @@ def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] |
                 return dim, item
             dim += 1
     return None
-
-
-def _values(facts: FailureFacts, ids: Operand) -> str:
-    values = facts.values(ids.tensor)
-    if values is None or not values.numel() or values.is_floating_point():
-        return ""
-    return f": {named(ids, 'the index')} holds {int(values.min())} to {int(values.max())}"
 
 
 def index(facts: FailureFacts) -> Diagnosis | None:
