@@ -12,7 +12,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Tape, Use
 from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, expression, nodes
 from torchdebug_magics.probing.tensors import Crossing
@@ -88,12 +88,21 @@ class _Crossed(NamedTuple):
 def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Predictions and targets of which a loss or a metric, one number, compares each with each."""
     for op in facts.tape.ops:
-        if op.is_forward and op.name in DISTANCES and op.makes and not op.makes[0].shape and (sizes := _unequal(op)) is not None:
+        if (
+            op.is_forward
+            and op.name in DISTANCES
+            and op.makes
+            and not op.makes[0].shape
+            and (sizes := _unequal(op, facts.tape)) is not None
+        ):
+            repair = "sum or average the larger one over the dimension that the other one has not, where it is made"
+            if 1 in map(math.prod, sizes):
+                repair = "let the model return a single value for each sample"
             yield finding(
                 "broadcast",
                 f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
                 op.where,
-                "give both the same shape: sum or average the larger one over the dimension that the other one has not, where it is made",
+                f"give both the same shape: {repair}",
                 op=op,
                 explanation="each value is compared with several, which PyTorch warns about, too",
             )
@@ -116,12 +125,24 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
 
 
-def _unequal(op: RecordedOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _unequal(op: RecordedOp, tape: Tape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The shapes that a loss of PyTorch's has brought to one, where they are no pair for a `Crossing`."""
-    first, second = (use.shape for use, _ in [_before_expanding(op, read) for read in _reads(op)][:2])
+    reads = [_before_expanding(op, read) for read in _reads(op)][:2]
+    first, second = (use.shape for use, _ in reads)
     less, more = sorted((math.prod(first), math.prod(second)))
+    if less == 1 < more and first[:1] == second[:1] == (1,):  # of one sample
+        return (first, second) if _is_of_data(op, min(reads, key=lambda read: math.prod(read[0].shape)), tape) else None
     is_pair = 1 < less < more and Crossing.of(first, second) is None  # of as many, dimensions of 1 alone are added
     return (first, second) if is_pair and first != second else None
+
+
+def _is_of_data(op: RecordedOp, target: _Read, tape: Tape) -> bool:
+    """Whether a target belongs to the sample: another memory in each step, and no constant that is made there, as a GAN's 1 and 0 are."""
+    use, maker = target
+    others = [read for other in tape.ops if other.name == op.name and other.line is op.line for read in _reads(other)]
+    values = {(each.memory, each.span) for each, _ in (_before_expanding(op, read) for read in others) if math.prod(each.shape) == 1}
+    is_taken = maker is None or any(math.prod(read.shape) > 1 for read in maker.reads)
+    return not use.requires_grad and is_taken and len(values) > 1
 
 
 def _averaged(reducer: RecordedOp) -> _Crossed | None:
