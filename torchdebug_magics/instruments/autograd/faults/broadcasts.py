@@ -32,10 +32,14 @@ class _Crossed(NamedTuple):
     op: RecordedOp
     crossing: Crossing
     operands: tuple[_Read, ...]
+    is_only_summed: bool
+    """Whether all its products are added up: that is the product of two sums, for which nobody pairs each with each."""
 
     @property
     def is_meant(self) -> bool:
         """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
+        if self.is_only_summed and len({use.requires_grad for use, _ in self.operands}) > 1:
+            return False
         if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
             return True
         uses = [use for use, _ in self.operands]
@@ -107,6 +111,9 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 explanation="each value is compared with several, which PyTorch warns about, too",
             )
             return
+        if op.is_forward and op.makes and not op.makes[0].shape and (spread := _spread(op, facts.tape)) is not None:
+            yield spread
+            return
         if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
             continue
         pairs = crossed.expressions(statement_at(crossed.op.where))
@@ -145,11 +152,38 @@ def _is_of_data(op: RecordedOp, target: _Read, tape: Tape) -> bool:
     return not use.requires_grad and is_taken and len(values) > 1
 
 
+def _spread(reducer: RecordedOp, tape: Tape) -> AutogradFinding | None:
+    """The log-probability of each value under the distribution of each sample: a column of values, for one distribution a sample."""
+    whole = reducer.reads[0].shape if reducer.reads else ()
+    if len(whole) < 2 or whole[-2] != whole[-1] or whole[-1] == 1 or not reducer.sources:  # noqa: PLR2004 - a table
+        return None
+    maker = reducer.sources[0][1]
+    while "log_prob" not in maker.source and _keeps_sums(maker) and maker.sources:
+        maker = maker.sources[0][1]
+    statement = statement_at(maker.where)
+    asked = [call for call in nodes(ast.Call, statement) if called(call) == "log_prob" and len(call.args) == 1]
+    beside = [op for op in tape.ops if op.line is maker.line] if len(asked) == 1 and maker.makes and maker.makes[0].shape == whole else []
+    entering = [use for op in beside for use, origin in _reads(op) if origin is None or origin.line is not op.line]
+    column = (*whole[:-1], 1)
+    if not any(use.shape == column and not use.requires_grad for use in entering) or any(use.shape == whole for use in entering):
+        return None
+    text = ast.unparse(asked[0].args[0])
+    return finding(
+        "broadcast",
+        f"`log_prob` of {shape(column)} values under {shape(whole[:-1])} distributions gives {shape(whole)}",
+        maker.where,
+        edits=exchanging(maker.where, asked[0].args[0], expression(f"{as_atom(asked[0].args[0])}.squeeze(-1)")),
+        op="log_prob",
+        tensor=text,
+        explanation="each distribution is fitted to the values of all samples instead of its own",
+    )
+
+
 def _averaged(reducer: RecordedOp) -> _Crossed | None:
     """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
     whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
     first: _Crossed | None = None
-    todo, seen = [reducer], set[int]()
+    todo, seen, between = [reducer], set[int](), list[RecordedOp]()
     while todo and len(whole) > 1:
         op = todo.pop()
         if op.index in seen:
@@ -162,11 +196,17 @@ def _averaged(reducer: RecordedOp) -> _Crossed | None:
             if not wide or None in wide:
                 return None
             todo += filter(None, wide)
-        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
+            between.append(op)
+        elif (crossed := _Crossed(op, crossing, operands, op.name == "mul" and all(map(_keeps_sums, between)))).is_meant:
             return None
         elif first is None or op.index < first.op.index:
             first = crossed
     return first
+
+
+def _keeps_sums(op: RecordedOp) -> bool:
+    """Whether a sum of what it makes is that of what it reads, but for a factor."""
+    return op.name in {"sum", "mean", "neg", "view"} or (op.name in {"mul", "div"} and len([use for use in op.reads if use.shape]) == 1)
 
 
 def _reads(op: RecordedOp) -> list[_Read]:
