@@ -277,6 +277,8 @@ class Backward(Event):
     loss_is_leaf: bool = False
     loss: int = 0
     """The id of the first tensor that it was called on."""
+    node: int = -1
+    """The number that autograd has given to the node which made it; -1 for a leaf."""
     failed: bool = False
     constants: frozenset[int] = frozenset()
     """The ids of the gradients that ``grad()`` returned without a graph."""
