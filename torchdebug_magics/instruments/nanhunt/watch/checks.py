@@ -327,8 +327,7 @@ class Checks:
         if parameter is None:
             return None
         undo = self._update()
-        before = undo.before if undo is not None and undo.optimizer is optimizer else lambda _: None
-        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
+        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
         bad = Outcome(finding, {"output": parameter.detach().clone()})
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
         if outcome is not None and self._stops and undo is not None:
@@ -352,7 +351,9 @@ class Checks:
             self._tally.phase = "watching"
         if outcome.overflow is None:
             undo = self._update()
-            return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
+            if undo is not None and outcome.finding is not None and outcome.finding.phase in {"parameter", "optimizer"}:
+                return self._look_at_parameters(undo.optimizer) or self._tally.add(undo.told(outcome))
+            return self._tally.add(outcome if undo is None else undo.told(outcome))
         collapse = self._tally.overflows.count(leaves, outcome.overflow, context)
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
 
