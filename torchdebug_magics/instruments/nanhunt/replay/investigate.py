@@ -238,10 +238,9 @@ class Investigator:
         )
         return replace(outcome, finding=finding, evidence=None), again
 
-    def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
-        """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
-        number = step.backwards + 1 if inside and step.entries else step.backward_number
-        attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
+    def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
+        """Gradients that are bad when an optimizer steps; None where that cannot be run again."""
+        attempt = Attempt(inquiry.tensors, step.backward_number, inquiry.leaves, until_update=True)
         replayed = self._rerun.statements(step, inquiry.chain, attempt)
         if (of_ranks := averaged(inquiry, replayed)) is not None:  # also of a replay that came no further than that
             return of_ranks

@@ -73,27 +73,36 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
     return abs(eps) <= _SMALLEST.get(parameters[0].dtype, 0.0)
 
 
-def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> NanFinding:
-    """A gradient that is about to be applied; how it came about could not be run again."""
-    if overflowed:
-        cause = Diagnosis(
-            "clip_inf",
-            "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it",
-            "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`",
-        )
-    elif not computed:
-        cause = Diagnosis(
-            None,
-            f"the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)",
-            "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite",
-        )
-    else:
-        cause = Diagnosis(
-            "clip_inf",
-            f"the gradient of {name} was finite after backward(), and was changed before the update",
-            "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0",
-        )
-    kind = "inf" if overflowed else kind_word(gradient)
+_GRADIENTS = {
+    "hook": (
+        None,
+        "the gradient of {name} is non-finite as backward() has computed it; the hook that applies it runs inside backward()",
+        "run the cell without the hook and call `step()` after backward(): then the op that makes the gradient non-finite is named",
+    ),
+    "scaled": (
+        "clip_inf",
+        "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it",
+        "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`",
+    ),
+    "elsewhere": (
+        None,
+        "the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)",
+        "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite",
+    ),
+    "changed": (
+        "clip_inf",
+        "the gradient of {name} was finite after backward(), and was changed before the update",
+        "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0",
+    ),
+}
+"""How a gradient that cannot be made again came about."""
+
+
+def bad_gradient(name: str, gradient: torch.Tensor, context: Context, made: str) -> NanFinding:
+    """A gradient that is about to be applied; `made`: how it came about, which could not be run again."""
+    slug, explanation, fix = _GRADIENTS[made]
+    kind = "inf" if made == "scaled" else kind_word(gradient)
+    cause = Diagnosis(slug, explanation.format(name=name), fix)
     return marked(surfaced(gradient, "optimizer", Sink("gradient", name), here(), context, cause, tensor=name, kind=kind), gradient)
 
 
