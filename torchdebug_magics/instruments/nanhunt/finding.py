@@ -103,12 +103,10 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         tensor = evidence.birth.tensor
         owner = owner_of(tensor, context.roots)
         if owner is not None:
-            held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
-            parameters = [parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, held)]
-            was_bad = any(id(parameter) in context.bad_from_start for parameter in parameters)
+            parameters = (parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, tensor))
             is_trained = any(parameter.requires_grad for parameter in parameters)
-            changed = held.device.type != "cpu" and context.step > 0 and is_trained and not was_bad
+            changed = tensor.device.type != "cpu" and context.step > 0 and is_trained and not context.beginning.was_bad(tensor)
             return "optimizer" if changed else "parameter", owner[1]
         given = any(tensor is one for entry in context.entries for one in tensors_in((entry.args, entry.kwargs)))
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
@@ -173,7 +171,7 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
 def _became_bad(evidence: Evidence) -> bool:
     """Whether it is a model's: of other tensors nobody knows how they began."""
     held, context = evidence.birth.tensor, evidence.context
-    return owner_of(held, context.roots) is not None and context.beginning.was_fine(held)
+    return owner_of(held, context.roots) is not None and context.beginning.is_known and not context.beginning.was_bad(held)
 
 
 def _model_of(evidence: Evidence) -> str:

@@ -313,8 +313,7 @@ class Checks:
         parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
         if not parameters or self._tally.is_full or self._tally.first.finding:
             return None
-        known = self._recorder.models.bad_from_start()
-        parameters = [parameter for parameter in parameters if id(parameter) not in known]
+        parameters = [parameter for parameter in parameters if not self._beginning.was_bad(parameter)]
         # With one synchronisation, where all are finite.
         parameter = None if math.isfinite(survey((), parameters)[1]) else next(filter(kind_of, parameters), None)
         if parameter is None:
@@ -379,7 +378,6 @@ class Checks:
             entries=tuple(self._recorder.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
-            bad_from_start=self._recorder.models.bad_from_start(),
             beginning=self._beginning,
         )
 
