@@ -31,8 +31,8 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     variables_of,
     why_not_reproduced,
 )
-from torchdebug_magics.instruments.nanhunt.replay.numpy_births import born_in_numpy
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.replay.data_sets import made_by_a_data_set
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
@@ -41,16 +41,12 @@ from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verif
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.user_code import excerpt
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 
 _MOST_S = 10.0
 """A cell that took longer is not run again."""
 _EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
 _LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
-_MOST_ROWS = 20
-"""As many as a finding keeps."""
-_MOST_SAMPLES = 256
-_MOST_READING_S = 2.0
 Bad: TypeAlias = "Callable[[Replayed], Sinks]"
 """What of a replay is bad."""
 
@@ -305,34 +301,3 @@ class Investigator:
             return None  # the loss is the same at scale 1: no scaler is at work here
         bad = any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
         return None if bad else tuple(used)
-
-
-def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
-    """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
-    sources = list(rerun.recorder.batches.bad_sources())
-    last: list[tuple[Any, int]] = []
-    again: Again = partial(rerun.call, partial(_first_bad_sample, sources, last), sources)
-    replayed = again()
-    if not replayed.finished or not bad_outputs(replayed):
-        return outcome, None
-    if (of_numpy := born_in_numpy(rerun, *last[-1], data)) is not data:
-        return replace(outcome, finding=of_numpy), None
-    made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
-    finding = made.finding
-    if finding is None or finding.op is None or finding.location is None:
-        return outcome, None
-    if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
-        place = f"{finding.location}: `{finding.location.source}`"
-        return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
-    return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
-
-
-def _first_bad_sample(sources: list[Any], last: list[tuple[Any, int]]) -> object:
-    """Read data sets again, from their beginning, up to the first bad sample; `last` gets where that is."""
-    sample, until = None, time.process_time() + _MOST_READING_S
-    for source in sources:
-        for place in range(min(len(source), _MOST_SAMPLES)):
-            sample, last[:] = source[place], [(source, place)]
-            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
-                return sample
-    return sample
