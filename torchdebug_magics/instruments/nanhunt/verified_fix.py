@@ -47,7 +47,7 @@ _EPSILON_EFFECT = 1e-3
 _CHOICES = frozenset({"where", "masked_fill", "masked_fill_"})
 _CURABLE = frozenset(
     [
-        "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
+        "all_ignored", "degenerate_matrix", "div_zero", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
         "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
         "sqrt_zero", "where_trap", "zero_variance",
     ]

@@ -272,7 +272,7 @@ OP_CAUSES: tuple[Row, ...] = (
         "initialize that row with small random numbers: under weight_norm, a zero weight needs a zero magnitude (`original0`, `weight_g`)"),
     Row(MEANS, "empty_mean", _is_empty,
         "the mean of an empty tensor is 0 / 0",
-        "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`"),
+        "skip the batch when the selection is empty, or divide a sum by the number of elements, at least 1"),
     Row(frozenset({"log1p"}), "log_zero", lambda one: operand(-1, lambda value: value == -1)(one) or not one.operands(),
         "the logarithm of 1 + x is -inf where x is -1",
         "clamp the argument to slightly above -1", (".clamp(min=-1 + 1e-6)",)),
