@@ -6,7 +6,6 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import dropwhile
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence, bad_rows, first_bad
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
@@ -23,7 +22,6 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import is_given
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, part_of_line, user_frame
@@ -38,7 +36,6 @@ _UNFILLED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "Ten
 
 def write(evidence: Evidence) -> NanFinding:
     """The finding that a person reads."""
-    evidence = as_written(evidence)
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
@@ -231,20 +228,6 @@ def here(frame: FrameType | None = None) -> Location | None:
     return None if frame is None else locate(frame)
 
 
-def as_written(evidence: Evidence) -> Evidence:
-    """The same birth, by the op that took the number."""
-    birth = evidence.birth
-    is_number = birth.op.name == "scalar_tensor" if birth.op is not None else _is_unnamed_number(birth.tensor, evidence.context)
-    takers = list(
-        dropwhile(lambda op: is_movement(op.func) and not op.written and not any(output.dim() for output in op.outputs), birth.via)
-    )
-    if not is_number or not takers or not takers[0].outputs:
-        return evidence
-    taker, *via = takers
-    meant = birth.on_purpose or birth.op is None
-    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via), on_purpose=meant))
-
-
 def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The tensor whose rows the user knows, and where it is bad: of a row that was written in place, what it is a row of."""
     part, mask = birth.tensor, birth.mask if birth.mask is not None else bad_mask(birth.tensor)
@@ -255,13 +238,6 @@ def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
     wholes = (tensor for tensor in reader.inputs() if tensor.dim() > part.dim() and shares_memory(tensor, part))
     whole = next(wholes, part)
     return whole, mask if whole is part else overlap(part, mask, whole)[1]
-
-
-def _is_unnamed_number(tensor: torch.Tensor, context: Context) -> bool:
-    """Whether torch made it of a number, as for ``x[0] = math.nan``."""
-    if tensor.dim() or tensor.requires_grad or owner_of(tensor, context.roots) is not None:
-        return False
-    return variable_name(tensor, context.variables, context.entries) == UNNAMED
 
 
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:

@@ -30,7 +30,6 @@ SELECTORS: Final = frozenset([
     "masked_scatter", "maximum", "minimum", "hardtanh", "index", "masked_select", "fmax", "fmin",
 ])  # fmt: skip
 SPREADS: Final = frozenset({"std", "var", "std_mean", "var_mean"})
-REDUCED_MAXIMA: Final = frozenset({"logsumexp", "amax", "max", "logcumsumexp", "cummax"})
 EXPONENTIALS: Final = frozenset({"exp", "exp2", "special_exp2", "expm1", "special_expm1", "sinh", "cosh", "linalg_matrix_exp"})
 MEANS: Final = frozenset([
     "mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss",
@@ -127,14 +126,6 @@ def _is_empty(evidence: Evidence) -> bool:
     return values is not None and values.numel() == 0
 
 
-def _has_a_zero_row(evidence: Evidence) -> bool:
-    weight, op = evidence.inputs_at(0), evidence.known
-    if weight is None or op is None:
-        return False
-    kept = op.args[2] if len(op.args) > 2 and isinstance(op.args[2], int) else 0  # noqa: PLR2004 - the third argument is the dimension
-    return bool((weight.movedim(kept, 0).reshape(weight.shape[kept], -1) == 0).all(1).any())
-
-
 def _has_no_slope_at_zero(evidence: Evidence) -> bool:
     """Any function of two or more numbers, such as the angle of a point, whose derivative has no limit where all of them are 0."""
     values = evidence.operands()
@@ -171,17 +162,10 @@ def _is_masked(evidence: Evidence) -> bool:
     scores = evidence.inputs_at(0)
     numbers = None if scores is None else dense(scores)
     blocked = numbers is not None and bool((numbers == -math.inf).any())
-    is_softmax = "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or _is_less_its_maximum(evidence)))
+    # Scores less their own largest, or their logsumexp, as `torch.distributions` and people write it.
+    is_less_its_maximum = evidence.plain_name == "sub" and evidence.operands()[:2] == (-math.inf, -math.inf)
+    is_softmax = "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or is_less_its_maximum))
     return is_softmax or _is_by_the_sum_of_a_blocked_row(evidence)
-
-
-def _is_less_its_maximum(evidence: Evidence) -> bool:
-    """Scores less their own largest (or their logsumexp), both -inf: softmax as `torch.distributions` and people write it."""
-    subtrahend = evidence.inputs_at(1)
-    if evidence.plain_name != "sub" or subtrahend is None or evidence.operands()[:2] != (-math.inf, -math.inf):
-        return False
-    maker = evidence.trace.maker(subtrahend)
-    return maker is not None and maker.name in REDUCED_MAXIMA
 
 
 def _is_by_the_sum_of_a_blocked_row(evidence: Evidence) -> bool:
@@ -267,9 +251,6 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(frozenset({"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"}), "infeasible_ctc", always,
         "a target is too long for its input (repeated labels need a blank between them), so no alignment exists",
         "use `zero_infinity=True`, or drop samples whose input is too short"),
-    Row(frozenset({"_weight_norm_interface", "_weight_norm"}), "zero_norm", _has_a_zero_row,
-        "a row of the weight is all zeros, and weight_norm divides it by its norm: 0 / 0",
-        "initialize that row with small random numbers: under weight_norm, a zero weight needs a zero magnitude (`original0`, `weight_g`)"),
     Row(MEANS, "empty_mean", _is_empty,
         "the mean of an empty tensor is 0 / 0",
         "skip the batch when the selection is empty, or divide a sum by the number of elements, at least 1"),

@@ -15,10 +15,10 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import parameter_name, shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, names_seen, no_less_bad
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, names_seen, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
 from torchdebug_magics.probing.distributed.this_rank import rank, world_size
-from torchdebug_magics.probing.source.user_code import is_user_code, location, user_frame
+from torchdebug_magics.probing.source.user_code import user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.report import Location
@@ -105,18 +105,6 @@ def bad_outputs(replayed: Replayed) -> Sinks:
     return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
 
 
-def born_beside(replayed: Replayed, outcome: Outcome) -> Sinks:
-    """What ops made NaN of finite values in the step, in the elements in which a tensor from before the step is NaN."""
-    if outcome.finding is None or outcome.finding.phase != "data":
-        return []
-    masks = [bad_mask(tensor, NAN) for tensor in outcome.bad.values()]
-    made = [op for op in replayed.observer.ops if op.is_bad and not op.backward and not op.late and not any(map(is_bad, op.inputs()))]
-    wanted = [mask for mask in masks if mask is not None and bool(mask.any())]
-    outputs = [(output, bad_mask(output, NAN)) for op in made for output in op.outputs]
-    same = [output for output, mask in outputs if mask is not None and any(torch.equal(mask, other) for other in wanted)]
-    return [(output, Sink("output")) for output in same[:1]]
-
-
 def names_a_maker(finding: NanFinding | None) -> bool:
     """Whether it names an op that made the data bad. A number that was written into them is bad data."""
     return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
@@ -190,21 +178,17 @@ def bare(inquiry: Inquiry) -> Outcome:
 
 def _given(inquiry: Inquiry) -> Outcome | None:
     """NaN in what the model was called with. An infinity there may be meant, as in a mask."""
-    context = inquiry.context
-    calls = [entry for entry in context.entries if entry.recorded and entry.unchanged()]
-    given = ((entry, tensor) for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)))
-    entry, bad = next(((entry, tensor) for entry, tensor in given if kind_of(tensor) & NAN), (None, None))
-    if entry is None or bad is None:
+    calls = [entry for entry in inquiry.context.entries if entry.recorded and entry.unchanged()]
+    bad = next((tensor for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)) if kind_of(tensor) & NAN), None)
+    if bad is None:
         return None
-    where = next((place for place in entry.place if is_user_code(place[0])), None)
-    place = None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name)
     cause = Diagnosis(
         None,
         "the model was called with NaN; what computed this input was not run again",
         "look at what computes this input: it is NaN before the model is called",
     )
-    name = variable_name(bad, variables_of(inquiry.chain), context.entries)
-    finding = surfaced(bad, "data", Sink("loss"), place, context, cause, tensor=name)
+    name = variable_name(bad, variables_of(inquiry.chain), inquiry.context.entries)
+    finding = surfaced(bad, "data", Sink("loss"), None, inquiry.context, cause, tensor=name)
     return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 

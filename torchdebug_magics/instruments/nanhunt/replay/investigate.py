@@ -21,7 +21,6 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     averaged,
     bad_outputs,
     bare,
-    born_beside,
     conclude,
     is_further_back,
     names_a_maker,
@@ -173,11 +172,6 @@ class Investigator:
         outcome = conclude(inquiry, replayed, bad(replayed), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
-        if earlier is None and (beside := born_beside(replayed, outcome)):
-            # What an earlier step has left may be made bad again in this one, though its loss does not use that yet.
-            again_born = conclude(inquiry, replayed, beside, outcome.way, lambda _: None)
-            if names_a_maker(again_born.finding):
-                return self._with_fix(again_born, inquiry, again, partial(born_beside, outcome=outcome), what="the bad op")
         if outcome.finding is not None and outcome.finding.phase == "data":
             outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
             if reading is not None:
