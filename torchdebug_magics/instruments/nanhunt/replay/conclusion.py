@@ -15,10 +15,10 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import parameter_name, shares_memory, uncalled, variable_name
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced, write
 from torchdebug_magics.instruments.nanhunt.report import Averaging, LayerRow, NanFinding, Phase, Sink
-from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, names_seen, no_less_bad
+from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position, Replayed, agree, line_of, names_seen, no_less_bad
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, is_bad_weight, walk
 from torchdebug_magics.probing.distributed.this_rank import rank, world_size
-from torchdebug_magics.probing.source.user_code import user_frame
+from torchdebug_magics.probing.source.user_code import is_user_code, location, user_frame
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 from torchdebug_magics.report import Location
@@ -179,16 +179,19 @@ def bare(inquiry: Inquiry) -> Outcome:
 def _given(inquiry: Inquiry) -> Outcome | None:
     """NaN in what the model was called with. An infinity there may be meant, as in a mask."""
     calls = [entry for entry in inquiry.context.entries if entry.recorded and entry.unchanged()]
-    bad = next((tensor for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)) if kind_of(tensor) & NAN), None)
-    if bad is None:
+    given = ((entry, tensor) for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)))
+    entry, bad = next(((entry, tensor) for entry, tensor in given if kind_of(tensor) & NAN), (None, None))
+    if entry is None or bad is None:
         return None
+    where = next((place for place in entry.place if is_user_code(place[0])), None)
+    place = None if where is None else location(where[0].co_filename, line_of(where), where[0].co_name)
     cause = Diagnosis(
         None,
         "the model was called with NaN; what computed this input was not run again",
         "look at what computes this input: it is NaN before the model is called",
     )
     name = variable_name(bad, variables_of(inquiry.chain), inquiry.context.entries)
-    finding = surfaced(bad, "data", Sink("loss"), None, inquiry.context, cause, tensor=name)
+    finding = surfaced(bad, "data", Sink("loss"), place, inquiry.context, cause, tensor=name)
     return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 
