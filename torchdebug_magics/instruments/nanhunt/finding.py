@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -243,25 +243,24 @@ def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
     """In the functions (or the cell) that run now, the lines that write into the model of that name."""
     for position in chain:
-        tree = syntax.tree_of(position.frame.f_code.co_filename)
-        lists = syntax.lists_around(tree, (position.line, -1, position.line, -1))
-        lines = sorted({node.lineno for node in _writing(lists[-1][0], {variable})}) if lists else []
+        code, names = position.frame.f_code, {variable}
+        lists = syntax.lists_around(syntax.tree_of(code.co_filename), (position.line, -1, position.line, -1))
+        body = lists[-1][0] if lists else []
+        for loop in syntax.nodes(ast.For, *body):
+            if syntax.mentions(loop.iter, names):
+                names |= syntax.bound_names(loop.target)
+        lines = sorted({node.lineno for node in syntax.nodes(ast.stmt, *body) if _writes(node, names)})
         if lines:
-            code = position.frame.f_code
             return [location(code.co_filename, line, code.co_name) for line in lines]
     return []
 
 
-def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
-    for statement in body:
-        inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
-        called_on = (call.func for call in syntax.nodes(ast.Call, statement) if syntax.method(call) in _CALLED_ON)
-        if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
-            yield from _writing(inner, names | syntax.bound_names(statement.target))
-        elif inner:
-            yield from _writing(inner, names)
-        elif syntax.writes_into(statement, names) or is_given(statement, names) or any(syntax.mentions(one, names) for one in called_on):
-            yield statement
+def _writes(statement: ast.stmt, names: set[str]) -> bool:
+    if not isinstance(statement, syntax.SIMPLE):
+        return False
+    called_on = [call.func for call in syntax.nodes(ast.Call, statement) if syntax.method(call) in _CALLED_ON]
+    given = syntax.writes_into(statement, names) or is_given(statement, names)
+    return given or any(syntax.mentions(function, names) for function in called_on)
 
 
 def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:

@@ -133,7 +133,7 @@ def conclude(
                 birth
                 for birth in births
                 if not birth.on_purpose
-                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, birth.via, inquiry.context.roots))
+                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, inquiry.context.roots))
             ]
         if births:
             variables, roots = {**variables_of(inquiry.chain), **replayed.names}, inquiry.context.roots

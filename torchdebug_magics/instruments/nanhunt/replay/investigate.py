@@ -39,7 +39,6 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, draws,
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.user_code import excerpt
 from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 
 _MOST_S = 10.0
@@ -202,13 +201,12 @@ class Investigator:
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
         if finding is None or not name.isidentifier() or not step.entries:
             return None
-        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            given, line = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
+            given = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
         except CannotReplay:
             return None
         for held in ({}, *given):
-            again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+            again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
             replayed = again()
             if replayed.refused:
                 return None
@@ -216,17 +214,7 @@ class Investigator:
                 made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
                 if names_a_maker(made.finding) or is_further_back(made, outcome):
                     return made, again
-        if line is None:
-            return None
-        finding = replace(
-            finding,
-            location=line,
-            excerpt=excerpt(line),
-            underlined=None,
-            explanation=f"`{name}` is non-finite after this line, which cannot be run again: what `{name}` held before it is overwritten",
-            fix=f"check `{name}` before this line; with another name for its result, the op or the bad data is named",
-        )
-        return replace(outcome, finding=finding, evidence=None), again
+        return None
 
     def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
         """Gradients that are bad when an optimizer steps; None where that cannot be run again."""

@@ -31,7 +31,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     same_kinds,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dispatch import enter, modes_aside
@@ -283,7 +283,6 @@ class StepRerun:
             self._effects = self._effects or Effects(guard, sentence=_REPEATED, anyway=self._anyway)
             self._feed = Feed(step.entries, part.code if part is not None else None)
             with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *entered):
-                attempt.leaves.update(cut_graphs(part) if part is not None else {})
                 before = None if part is None else step.before if step.entries else self.recorder.between
                 state = self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
                 state.start()

@@ -34,9 +34,8 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
     writes_into,
 )
-from torchdebug_magics.probing.source.user_code import adopt_timed, location, owner
+from torchdebug_magics.probing.source.user_code import adopt_timed, owner
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
-from torchdebug_magics.report import Location
 
 _NO_SOURCE = "the source of the step is not at hand"
 
@@ -84,16 +83,13 @@ def cut(
     return Slice(code, {**now, **early, **given}, tuple(together), made)
 
 
-def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> tuple[list[dict[str, Any]], Location | None]:
-    """Where `wanted` was made of something that it was written over: what that may have been, for `held` of `cut`, and the line."""
+def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> list[dict[str, Any]]:
+    """Where `wanted` was made of something that it was written over: what that may have been, for `held` of `cut`."""
     start, end = _common(step, sink)
     ahead, loop = _ahead(start, _statements(start, end)[0])
     gone = makers(ahead, {wanted})[1]
-    if not gone:
-        return [], None
     target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
-    code, line = end.frame.f_code, max((one.lineno for one in ahead if wanted in bound_names(one)), default=0)
-    return [*batches.bound_by(target, gone)] if target is not None else [], location(code.co_filename, line, code.co_name)
+    return [*batches.bound_by(target, gone)] if gone and target is not None else []
 
 
 def _ahead(start: Position, body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.stmt | None]:
@@ -156,17 +152,6 @@ def values_in(part: Slice | None) -> list[object]:
     if part is None:
         return []
     return [part.names[name] for name in names_in(*part.statements) & part.names.keys()]
-
-
-def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
-    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
-    cut: dict[int, torch.Tensor] = {}
-    for name in read_before_bound(list(part.statements)):
-        value = part.names.get(name)
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            leaf = part.names[name] = value.detach().requires_grad_()
-            cut[id(leaf)] = leaf
-    return cut
 
 
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
