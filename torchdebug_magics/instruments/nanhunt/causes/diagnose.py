@@ -31,7 +31,6 @@ from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, is_bad, kind_o
 _MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
 """A number that has grown is so large, and so many times the smallest of late."""
 _OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or use the limit of the dtype from `torch.finfo`"}
-_GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
 
 
 def _overflow(evidence: Evidence) -> Diagnosis | None:
@@ -82,24 +81,6 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _own_parameter(evidence: Evidence) -> Diagnosis | None:
-    """An op applied to a parameter itself that has grown out of range."""
-    op = evidence.known
-    if evidence.birth.kind != INF or op is None or evidence.context.step == 0 or op.name not in _GROWING:
-        return None
-    sizes = [largest([tensor]) for tensor in op.inputs()]
-    for tensor, size in zip(op.inputs(), sizes, strict=True):
-        owner = owner_of(tensor, evidence.context.roots)
-        # What is multiplied with it may be what has grown.
-        if owner is not None and owner[0] == "parameter" and size == max(sizes):
-            return Diagnosis(
-                "exploding_parameter",
-                f"the parameter {owner[1]} has grown to {number(size)}, which is too large for `{op.name}`",
-                "lower its learning rate, apply weight decay to it, or bound it (`clamp`, `softplus`, a parametrization)",
-            )
-    return None
-
-
 def _grew(history: tuple[float, ...]) -> bool:
     finite = [value for value in history if math.isfinite(value) and value > 0][-30:]
     if not finite or finite[-1] * _TIMES < max(finite):  # a run that diverges may take a smaller step in between
@@ -115,13 +96,6 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     size = largest(op.inputs())
     if size < _MUCH:
         return None
-    if size == torch.finfo(tensor.dtype).max and any(op.name.startswith("nan_to_num") for op in evidence.trace.ops[: op.index]):
-        return Diagnosis(
-            "overflow",
-            f"`nan_to_num` replaces inf by the largest finite number, {number(size)}, and `{evidence.name}` of such numbers"
-            " overflows again",
-            "pass replacements, `.nan_to_num(posinf=0.0, neginf=0.0)`, or prevent the inf before it",
-        )
     kind, derivative = str(tensor.dtype).removeprefix("torch."), "the derivative of " if op.backward else ""
     rows = evidence.rows if not op.backward else ()
     alone = f"row {rows[0]}" if len(rows) == 1 < len(tensor) else ""
@@ -137,7 +111,7 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded, _own_parameter)
+RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded)
 """In the order they are tried."""
 
 

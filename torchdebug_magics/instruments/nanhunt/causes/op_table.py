@@ -132,16 +132,6 @@ def _has_no_slope_at_zero(evidence: Evidence) -> bool:
     return bool(evidence.derivative) and len(values) > 1 and all(map(is_zero, values))
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
-
-
-def _exponent(evidence: Evidence) -> Any:
-    op, values = evidence.known, evidence.operands()
-    given = op.args[1] if op is not None and len(op.args) > 1 else None
-    return values[1] if len(values) > 1 else None if isinstance(given, torch.Tensor) else given
-
-
 def _labels(evidence: Evidence) -> torch.Tensor | None:
     """The labels of a batch that its loss does not ignore."""
     op, target = evidence.op, evidence.inputs_at(1)
@@ -287,11 +277,10 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(ANY, "no_slope_at_zero", _has_no_slope_at_zero,
         "`{op}` has no derivative where all its inputs are 0", "pass `{op}` a small number instead of 0"),
     # A negative number to a whole power is fine; how it changes with the exponent is not.
-    Row(POWERS, "pow_negative", lambda one: bool(one.derivative) and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: one.op is not None and one.op.backward and operand(0, is_negative)(one),
         "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
         "keep the base positive, or pass the exponent as a Python number that is not trained"),
-    Row(POWERS, "pow_negative",
-        lambda one: bool(one.birth.kind & NAN) and operand(0, is_negative)(one) and not _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: bool(one.birth.kind & NAN) and operand(0, is_negative)(one),
         "a fractional power of a negative number is NaN",
         "keep the sign apart from the power (`x.sign() * x.abs() ** p`), or clamp the base where it should not be negative"),
     Row(EXPONENTIALS, "exp_overflow", lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",

@@ -133,12 +133,6 @@ class Investigator:
             return f"the step could not be replayed as a whole: {replayed.refused}"
         if not replayed.finished:
             return replayed.problem or "the replay did not reach backward()"
-        if replayed.reproduced is False:
-            # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
-            without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
-            fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
-            other = fewer()
-            replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
     def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:

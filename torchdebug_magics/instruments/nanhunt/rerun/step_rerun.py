@@ -153,13 +153,11 @@ class StepRerun:
         attempt: Attempt,
         wanted: str = "",
         held: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        graphs: bool = True,
     ) -> Replayed:
         """Re-execute the step's own statements, and those that made the variable `wanted`. See `cut`."""
 
         def sliced() -> Slice:
-            part = cut(step, sink, wanted, held, graphs=graphs)
+            part = cut(step, sink, wanted, held)
             for name in iterators_in(part.names, part.statements):
                 refuse(f"it takes from the iterator {name}, which cannot be rewound")
             return part

@@ -51,13 +51,11 @@ class Slice:
     """What the variables that the step binds held at its end."""
 
 
-def cut(
-    step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({}), *, graphs: bool = True
-) -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is with `graphs` that of each variable with a graph; `held` says what variables held before.
+    the model call, is to be run again, too, as is that of each variable with a graph; `held` says what variables held before.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -66,7 +64,7 @@ def cut(
         statements, now = body[first : last + 1], names_seen(end.frame)
         early = dict(step.live_in.get(id(start.frame), {}))
         # What is filled in the step must begin empty again; a backward() goes on into what made a variable with a graph.
-        free = read_before_bound(statements) - early.keys() if graphs else set()
+        free = read_before_bound(statements) - early.keys()
         with_graph = {name for name in free if isinstance(value := now.get(name), torch.Tensor) and value.grad_fn is not None}
         remade = ({wanted} - {""}) | written_into(statements) | with_graph
         before, _ = makers(_ahead(start, body)[0], remade, frozenset(held))
