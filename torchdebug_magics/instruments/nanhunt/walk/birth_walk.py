@@ -220,6 +220,11 @@ def is_mask(tensor: torch.Tensor, kind: int, via: tuple[Op, ...]) -> bool:
 
 
 def is_bad_weight(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> bool:
-    """Whether infinities that a model holds were put there by nobody: a mask or a table of distances is a buffer."""
+    """Whether infinities that a model holds were put there by nobody: in a matrix, or plus infinity in a vector that is trained.
+
+    A buffer may hold infinities by design, and so may a vector that is added, such as a bias that blocks a class.
+    """
     owner = owner_of(tensor, roots)
-    return owner is not None and owner[0] == "parameter"
+    if owner is None or owner[0] != "parameter":
+        return False
+    return tensor.dim() > 1 or (tensor.requires_grad and bool((tensor == math.inf).any()))
