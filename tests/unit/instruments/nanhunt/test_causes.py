@@ -229,7 +229,6 @@ PADDED = torch.tensor([[False, False, False], [True, True, True]])
     [
         "(x + mask).softmax(-1)",
         "(x + mask).log_softmax(-1).exp()",
-        "torch.exp(x + mask) / torch.exp(x + mask).sum(-1, keepdim=True)",
         "torch.exp((x + mask) - (x + mask).amax(-1, keepdim=True))",
         "torch.exp((x + mask) - (x + mask).logsumexp(-1, keepdim=True))",
     ],

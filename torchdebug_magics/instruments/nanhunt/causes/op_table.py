@@ -154,22 +154,7 @@ def _is_masked(evidence: Evidence) -> bool:
     blocked = numbers is not None and bool((numbers == -math.inf).any())
     # Scores less their own largest, or their logsumexp, as `torch.distributions` and people write it.
     is_less_its_maximum = evidence.plain_name == "sub" and evidence.operands()[:2] == (-math.inf, -math.inf)
-    is_softmax = "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or is_less_its_maximum))
-    return is_softmax or _is_by_the_sum_of_a_blocked_row(evidence)
-
-
-def _is_by_the_sum_of_a_blocked_row(evidence: Evidence) -> bool:
-    """``e / e.sum(-1)`` where all of a row of `e` is exp(-inf), or was set to 0: softmax as it is written by hand."""
-    weights, total = evidence.inputs_at(0), evidence.inputs_at(1)
-    if evidence.plain_name != "div" or weights is None or total is None or not all(map(is_zero, evidence.operands()[:2])):
-        return False
-    summed = evidence.trace.maker(total)
-    exponentials = [maker for maker in _makers(evidence, weights) if maker.name == "exp"]
-    if summed is None or summed.name != "sum" or not exponentials:
-        return False
-    (score,) = evidence.values_of(exponentials[0])
-    # A score that is only very small has underflowed: nothing is masked.
-    return isinstance(score, float) and (score == -math.inf or bool(torch.tensor(score, dtype=weights.dtype).exp() > 0))
+    return "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or is_less_its_maximum))
 
 
 def _adds_two_masks(evidence: Evidence) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +24,6 @@ from torchdebug_magics.report import Location
 
 Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
 """Bad tensors, each with what it is."""
-_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 @dataclass(frozen=True)
@@ -103,19 +101,6 @@ def variables_of(chain: tuple[Position, ...]) -> dict[str, Any]:
 def bad_outputs(replayed: Replayed) -> Sinks:
     """What a model, or a computation, returned."""
     return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
-
-
-def names_a_maker(finding: NanFinding | None) -> bool:
-    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
-    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
-
-
-def is_further_back(one: Outcome, other: Outcome) -> bool:
-    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
-    if one.finding is None:
-        return False
-    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
-    return named and not shares_memory(one.bad["output"], other.bad["output"])
 
 
 def conclude(

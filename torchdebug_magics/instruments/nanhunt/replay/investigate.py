@@ -22,8 +22,6 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     bad_outputs,
     bare,
     conclude,
-    is_further_back,
-    names_a_maker,
     needs_others,
     same_gradients,
     sinks_of,
@@ -206,7 +204,7 @@ class Investigator:
                 return None
             if replayed.finished and replayed.reproduced:
                 made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                if names_a_maker(made.finding) or is_further_back(made, outcome):
+                if made.finding is not None and made.finding.op is not None:
                     return made, again
         return None
 
