@@ -164,7 +164,7 @@ class Tape:
     _made: dict[int, RecordedOp] = field(default_factory=dict)
     """The latest op that returned a tensor, by the id of the tensor."""
     _filled: dict[int, RecordedOp] = field(default_factory=dict)
-    """The same by its storage."""
+    """The same by its storage, but for views: what they are of was there before."""
 
     def add(self, op: RecordedOp) -> None:
         """An op that has ended."""
@@ -178,8 +178,11 @@ class Tape:
             self.graph_memory.update(one.memory for one in (*op.reads, *op.makes))
         for one in op.writes:
             self._writers.setdefault(one.memory, []).append(op)
+        viewed = {use.memory for use in op.reads} - {use.memory for use in op.writes}
         for one in op.makes:
-            self._made[one.tensor] = self._filled[one.memory] = op
+            self._made[one.tensor] = op
+            if one.memory not in viewed:
+                self._filled[one.memory] = op
 
     def drop_before(self, index: int) -> None:
         """Forget the ops before that one."""
@@ -274,6 +277,8 @@ class Backward(Event):
     loss_is_leaf: bool = False
     loss: int = 0
     """The id of the first tensor that it was called on."""
+    node: int = -1
+    """The number that autograd has given to the node which made it; -1 for a leaf."""
     failed: bool = False
     constants: frozenset[int] = frozenset()
     """The ids of the gradients that ``grad()`` returned without a graph."""

@@ -31,6 +31,7 @@ from torchdebug_magics.probing.source.syntax import (
     bound_names,
     called,
     copied,
+    dotted,
     expression,
     last_name,
     loops_around,
@@ -59,6 +60,8 @@ _OF_THIS_SCALE = "from data of this scale"
 _LOSSES = frozenset({"HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"})
 _OF_NUMBERS = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
 _FAR_FROM_1, _NEAR_1 = 5.0, 3.0
+_DEVIATIONS, _WIDE = 3.0, 30.0
+"""Between 0 and the mean of inputs that are far from 0; the deviation of those that are far apart."""
 
 
 def ablations(history: GradientHistory) -> Iterator[GradFinding]:
@@ -85,7 +88,7 @@ def other_settings(history: GradientHistory, early: float, level: float) -> Iter
     code = _Code(history)
     if code.has_copies or not history.is_alone:
         return
-    say = partial(finding, history, "stalled", value=level, why="")
+    say = partial(finding, history, "stalled", value=level, goal=level / 3, why="")
     stops = f"the loss stops at {number(level)}"
     has_learned = level < _LEARNED * early  # by larger steps, it would learn the noise, too
     others = [*(() if has_learned else _with_adam(history, say, stops)), *_at_near_rates(history, say, stops, is_lower=has_learned)]
@@ -98,6 +101,17 @@ def other_settings(history: GradientHistory, early: float, level: float) -> Iter
         for second in others:
             if second.edits and {edit.line for edit in first.edits}.isdisjoint(edit.line for edit in second.edits):
                 yield replace(first, fix=f"{first.fix}, and {second.fix}", edits=(*first.edits, *second.edits))
+
+
+def scaled_inputs(history: GradientHistory, level: float) -> Iterator[GradFinding]:
+    """What is to be said of inputs that lie far from 0, or far apart, where with standardized ones the loss comes to half of its level."""
+    code = _Code(history)
+    if code.has_copies or not history.is_alone or {name for name in code.given_to_models() if not code.is_far(name)}:
+        return
+    headline = f"the loss falls only to {number(level)}: the inputs are not standardized"
+    for where, _, fix, edits in islice(_with_standard_data(code), 1):
+        said = finding(history, "stalled", where, fix, value=level, goal=level / 2, headline=headline, why="")
+        yield replace(said, edits=edits, fix_state="compiles")
 
 
 def _of_models_inputs(code: _Code) -> Iterator[tuple[Location, str, tuple[Edit, ...]]]:
@@ -264,6 +278,23 @@ class _Code:
         """Whether it is a call of a module with weights."""
         module = self._module_of(call)
         return module is not None and next(module.parameters(), None) is not None
+
+    def given_to_models(self) -> set[str]:
+        """The texts of what any call of a model, or of a method of one, is given."""
+        called_on = [call for tree in self.trees.values() for call in nodes(ast.Call, tree) if self.is_of_model(call)]
+        models = {ast.unparse(call.func) for call in called_on}
+        methods = [call for tree in self.trees.values() for call in nodes(ast.Call, tree) if dotted(call.func).rpartition(".")[0] in models]
+        names = {ast.unparse(part) for call in (*called_on, *methods) for part in call.args}
+        return {name for name in names if isinstance(self._space.get(name.partition("[")[0], 0), (torch.Tensor, int))}
+
+    def is_far(self, name: str) -> bool:
+        """Whether it is a tensor whose mean is several deviations from 0, or that deviates by far more than 1."""
+        value = self._space.get(name)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:  # noqa: PLR2004 - of which none deviates
+            return False
+        with modes_aside(), torch.no_grad():
+            mean, deviation = float(value.mean()), float(value.std())
+        return abs(mean) > _DEVIATIONS * deviation > 0 or deviation > _WIDE
 
     def _module_of(self, call: ast.Call) -> torch.nn.Module | None:
         """The module that ``model(...)`` or ``model.forward(...)`` calls."""

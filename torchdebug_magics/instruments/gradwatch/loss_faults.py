@@ -22,6 +22,8 @@ _STANDING_STEPS, _STANDING = 60, 0.95
 """Steps after which a loss is to be lower than at first, and what of it may be left."""
 _AS_GOOD_AS = 0.02
 """Share of a loss by which one that has as good as stopped falling still falls, over the second half of a training."""
+_SLOWLY = 0.5
+"""What is left of a loss that falls slowly."""
 FEW_LOSSES, _GUESSED = 20, 1.02
 NO_DROP = 0.005
 NOT_CONVERGED = 1e-3
@@ -137,6 +139,15 @@ def level_of(losses: Sequence[float | None], history: GradientHistory) -> tuple[
     last, (drop, error) = statistics.fmean(half[len(half) // 2 :]), fall_of(half)
     has_stopped = drop < max(2 * error, _AS_GOOD_AS * last) and last / history.factor > NOT_CONVERGED
     return (statistics.fmean(known[: len(known) // 4]), last) if has_stopped else None
+
+
+def slow_level(losses: Sequence[float | None], history: GradientHistory) -> float | None:
+    """The loss in the last quarter of a training in which it fell by less than half; None where it fell further, or tells nothing."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if history.steps_count < _STANDING_STEPS or not known or min(known) <= 0 or history.factor < 0 or history.is_warming_up:
+        return None
+    last = statistics.fmean(known[-max(1, len(known) // 4) :])
+    return last if last > _SLOWLY * statistics.fmean(history.first_losses) and last / history.factor > NOT_CONVERGED else None
 
 
 def divergence(history: GradientHistory) -> Iterator[GradFinding]:

@@ -41,6 +41,8 @@ class GradFinding(Finding):
     """Module path; ``""`` for the model itself, None where the whole model is concerned."""
     value: float = 0.0
     """The number in the headline: a factor, a norm, a ratio, a number of steps or a loss."""
+    goal: float = 0.0
+    """Of a setting to be tried: the loss below which the training must come with it."""
     headline: str
     """Subject, verb, object; without the line."""
     explanation: str = ""

@@ -15,7 +15,7 @@ import torch
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
 from torchdebug_magics.instruments.gradwatch import repairs
-from torchdebug_magics.instruments.gradwatch.ablations import ablations, other_rates, other_settings
+from torchdebug_magics.instruments.gradwatch.ablations import ablations, other_rates, other_settings, scaled_inputs
 from torchdebug_magics.instruments.gradwatch.loss_faults import (
     FEW_LOSSES,
     NO_DROP,
@@ -27,6 +27,7 @@ from torchdebug_magics.instruments.gradwatch.loss_faults import (
     falls,
     guesses,
     level_of,
+    slow_level,
     plateau,
     stands,
 )
@@ -120,7 +121,10 @@ class Judge:
         if is_in_doubt:
             return *other_rates(trained[0]), *ablations(trained[0])
         level = level_of(self._record.losses, trained[0])
-        return tuple(other_settings(trained[0], *level)) if level is not None else ()
+        if level is not None:
+            return tuple(other_settings(trained[0], *level))
+        slow = slow_level(self._record.losses, trained[0])
+        return tuple(scaled_inputs(trained[0], slow)) if slow is not None else ()
 
     def doubts(self) -> tuple[str, ...]:
         """Why a training without a proven fault is not healthy."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.causes.tensor_names import name_in_a_model
 from torchdebug_magics.instruments.nanhunt.finding import kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, NanReport, Phase, Sink
-from torchdebug_magics.probing.graphs import MOST_NODES, saved_by
+from torchdebug_magics.probing.graphs import saved_by, upstream
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.tensors import INF, NAN, dense, is_bad, kind_of
 
@@ -30,12 +29,6 @@ _OWN = (*_RESULTS, "indices", "logsumexp", "log_sumexp", "philox", "rng", "save_
 """How the names of saved tensors begin that the op itself made."""
 _PUTS_INFINITIES = frozenset({"masked_fill", "masked_scatter", "where", "constant_pad_nd", "copy_slices", "index_put", "fill"})
 """An infinity from these was written down by somebody, or came in by another way."""
-_REPEATABLE = frozenset(
-    [
-        "acos", "asin", "atanh", "div", "erfinv", "exp", "expm1", "lgamma", "log", "log10", "log1p", "log2", "logit", "mul", "reciprocal",
-        "rsqrt", "sqrt", "square", "sub",
-    ]
-)  # fmt: skip
 
 
 def examine(_: CellContext, *tensors: object, **_of_a_session: object) -> NanReport | None:
@@ -46,37 +39,30 @@ def examine(_: CellContext, *tensors: object, **_of_a_session: object) -> NanRep
         if not isinstance(tensor, torch.Tensor):
             msg = f"%nanhunt examines tensors, not {type(tensor).__name__}: write `%nanhunt loss`"
             raise TorchDebugError(msg)
-    reports = [_one(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    reports = [_examined(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)]
     findings = tuple(finding for report in reports for finding in report.findings)
+    found = f"NaN or inf in {len(findings)} of {len(reports)} tensors" if findings else f"No NaN or inf in {len(reports)} tensors"
     return NanReport(
         findings=findings,
         problems=tuple(dict.fromkeys(problem for report in reports for problem in report.problems)),
         sentence=" | ".join(report.sentence for report in reports),
-        headline=_headline(reports),
+        headline=reports[0].headline or reports[0].sentence if len(reports) == 1 else found,
         replay="graph" if findings else "",
     )
 
 
-def _headline(reports: list[NanReport]) -> str:
-    """The title: of several tensors, how many are finite."""
-    bad = [finding for report in reports for finding in report.findings]
-    if len(reports) == 1:
-        return _said(bad[0]) if bad else reports[0].sentence
-    return f"NaN or inf in {len(bad)} of {len(reports)} tensors" if bad else f"No NaN or inf in {len(reports)} tensors"
-
-
-def _one(tensor: torch.Tensor) -> NanReport:
+def _examined(tensor: torch.Tensor) -> NanReport:
     with RandomState.kept():  # a checkpoint makes what it saved anew
         graph = SavedGraph(tensor)
     if not kind_of(tensor):
         return _nothing(tensor, graph)
-    suspect = None if graph.is_freed else graph.first_bad()
-    problems = (_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,)
-    finding = _finding(suspect, tensor)
+    finding, origin = _finding(None if graph.is_freed else graph.first_bad(), tensor)
+    headline = f"{'NaN' if finding.sink_kind == 'nan' else 'Inf'} in {_SINK}, {origin}"
     return NanReport(
         findings=(finding,),
-        problems=problems,
-        sentence=" · ".join(filter(None, (_said(finding), *finding.details()))),
+        problems=(_FREED, _UNKNOWN) if graph.is_freed else (_UNKNOWN,),
+        sentence=" · ".join(filter(None, (headline, *finding.details()))),
+        headline=headline,
     )
 
 
@@ -90,39 +76,31 @@ def _nothing(tensor: torch.Tensor, graph: SavedGraph) -> NanReport:
     return NanReport(sentence=f"No NaN or inf in this tensor{value}; its graph has {plural(op_count, 'op')}")
 
 
-def _finding(suspect: Suspect | None, sink: torch.Tensor) -> NanFinding:
-    """Of a tensor of the graph; of `sink` itself, where what its graph, if any, saved is finite."""
-    phase: Phase
+def _finding(suspect: Suspect | None, sink: torch.Tensor) -> tuple[NanFinding, str]:
+    """Of a tensor of the graph, or of `sink` itself where what its graph saved is finite; with where it comes from, in words."""
+    phase: Phase = "forward"
+    name: str | None = None
     if suspect is None or suspect.tensor is sink:
         suspect = Suspect(sink)
-        phase, name = ("data", _SINK) if sink.grad_fn is None else ("forward", None)
-        explanation = "the tensors that its graph saved are finite" if name is None else "this tensor was not computed by a recorded graph"
+        explanation, origin = "the tensors that its graph saved are finite", "source op not identified"
         fix = "rerun the cell that makes this tensor with `%%nanhunt` above it"
+        if sink.grad_fn is None:
+            phase, name, explanation, origin = "data", _SINK, "this tensor was not computed by a recorded graph", "which has no graph"
     elif suspect.op is None:
-        phase = "parameter" if suspect.is_leaf else "data"
-        name = name_in_a_model(suspect.tensor) or f"a tensor of shape {shape(tuple(suspect.tensor.shape))}"
+        phase, role = ("parameter", "parameter") if suspect.is_leaf else ("data", "input")
+        of_shape = f"of shape {shape(tuple(suspect.tensor.shape))}"
+        known = name_in_a_model(suspect.tensor)
+        name, article = known or f"a tensor {of_shape}", "a" if suspect.is_leaf else "an"
+        origin = f"from {role} {known}" if known else f"from {article} {role} {of_shape}"
         explanation, fix = f"{name} was non-finite before it entered the graph", "check where it is computed or loaded"
     else:
-        phase, name = "forward", None
-        explanation, fix = f"`{suspect.op}` is the first op of the graph with a non-finite result", f"check the inputs of `{suspect.op}`"
-    bad = suspect.tensor
-    cause, seen = Diagnosis(None, explanation, fix), {"op": suspect.op, "tensor": name, "sink_kind": kind_word(sink), "weights": ""}
+        origin, explanation = f"from {suspect.op}", f"`{suspect.op}` is the first op of the graph with a non-finite result"
+        fix = f"check the inputs of `{suspect.op}`"
+    bad, cause = suspect.tensor, Diagnosis(None, explanation, fix)
+    seen = {"op": suspect.op, "tensor": name, "sink_kind": kind_word(sink), "weights": ""}
     finding = marked(surfaced(bad, phase, Sink("tensor", _SINK), None, Context(step=0, backward=0), cause, **seen), bad.detach())
     values = tuple(value_at(operand.detach(), finding.index, bad) for operand in suspect.operands if operand.dtype is not torch.bool)
-    return replace(finding, operands=values)
-
-
-def _said(finding: NanFinding) -> str:
-    """What is bad, and where that comes from."""
-    name, role = finding.tensor or "", "a parameter" if finding.phase == "parameter" else "an input"
-    if name == _SINK:
-        origin = "which has no graph"
-    elif name.startswith("a tensor"):
-        origin = f"from {role}{name.removeprefix('a tensor')}"
-    else:
-        made_by = f"{role.partition(' ')[2]} {name}" if name else finding.op
-        origin = f"from {made_by}" if made_by else "source op not identified"
-    return f"{'NaN' if finding.sink_kind == 'nan' else 'Inf'} in {_SINK}, {origin}"
+    return replace(finding, operands=values), origin
 
 
 @dataclass(frozen=True)
@@ -142,14 +120,13 @@ class SavedGraph:
     """Everything upstream of one tensor. Reads, and changes nothing."""
 
     def __init__(self, sink: torch.Tensor) -> None:
-        self.nodes = list(_in_order(sink.grad_fn))
+        # Each after all that it takes from: autograd numbers its nodes as they are made.
+        self.nodes = sorted(upstream([sink.grad_fn]), key=lambda node: -1 if hasattr(node, "variable") else node._sequence_nr())
         self._sink = sink
-        self.is_freed = False
+        read = {node: _saved(node) for node in self.nodes}
+        self._saved = {node: saved for node, (saved, _) in read.items()}
+        self.is_freed = any(freed for _, freed in read.values())
         """Whether a backward() has dropped what some node saved."""
-        self._saved: dict[Any, dict[str, torch.Tensor]] = {}
-        for node in self.nodes:
-            self._saved[node], freed = _saved(node)
-            self.is_freed = self.is_freed or freed
         self._values: dict[tuple[Any, int], torch.Tensor] = {}
         """What left a node by one of its outputs, where anyone kept it."""
         for node, saved in self._saved.items():
@@ -206,22 +183,6 @@ class SavedGraph:
         return outputs + [tensor for name, tensor in self._saved[node].items() if name.startswith(_RESULTS)]
 
 
-def _in_order(last: Any) -> Iterator[Any]:
-    """Every node upstream, each after all that it takes from; none of a graph with very many, for which there is the trace."""
-    todo: list[Any] = [last] if last is not None else []
-    entered, done = set[Any](), set[Any]()
-    while todo and len(entered) < MOST_NODES:
-        node = todo[-1]
-        if node not in entered:
-            entered.add(node)
-            todo += [before for before, _ in reversed(node.next_functions) if before is not None and before not in entered]
-            continue
-        todo.pop()
-        if node not in done:
-            done.add(node)
-            yield node
-
-
 def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
     """What a node saved, by name, and whether any of it was freed. ``saved_tensors`` is what a Function of the user's has."""
     tensors: dict[str, torch.Tensor] = {}
@@ -236,16 +197,14 @@ def _saved(node: Any) -> tuple[dict[str, torch.Tensor], bool]:
 
 
 def _again(node: Any, saved: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The result of a simple op, computed once more from finite inputs that its node saved; None where it did not save them all."""
-    name = _op(node.name())
-    inputs = [saved[key] for key in ("self", "other") if key in saved]
-    if name not in _REPEATABLE or not inputs or any(is_bad(tensor) for tensor in inputs):
+    """The result of an op that takes nothing but tensors, computed once more where its node saved them all and they are finite."""
+    name, inputs = _op(node.name()), [saved[key] for key in ("self", "other") if key in saved]
+    overload: Any = getattr(getattr(torch.ops.aten, name, None), "Tensor" if "other" in saved else "default", None)
+    takes = [] if overload is None else [str(argument.type) for argument in overload._schema.arguments]
+    if not inputs or takes != ["Tensor"] * len(inputs) or any(map(is_bad, inputs)):
         return None
-    try:
-        with torch.no_grad():
-            result = getattr(torch, name)(*inputs)
-    except (TypeError, RuntimeError):
-        return None
+    with torch.no_grad():
+        result = overload(*inputs)
     return result if isinstance(result, torch.Tensor) else None
 
 

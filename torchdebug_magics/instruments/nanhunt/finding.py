@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import dropwhile
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
 from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence, bad_rows, first_bad
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, owner_of, shares_memory, variable_name
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory, variable_name
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op
 from torchdebug_magics.instruments.nanhunt.report import Kind, NanFinding, PathStep, Phase, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Position
@@ -23,7 +22,6 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import is_given
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import overlap
 from torchdebug_magics.probing.modules import Call, unwrapped
-from torchdebug_magics.probing.ops import is_movement
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.user_code import excerpt, is_user_code, locate, location, part_of_line, user_frame
@@ -38,7 +36,6 @@ _UNFILLED = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "Ten
 
 def write(evidence: Evidence) -> NanFinding:
     """The finding that a person reads."""
-    evidence = as_written(evidence)
     birth, context = evidence.birth, evidence.context
     phase, tensor = _phase(evidence)
     cause = _explain(evidence, phase, tensor)
@@ -103,12 +100,10 @@ def _phase(evidence: Evidence) -> tuple[Phase, str | None]:
         tensor = evidence.birth.tensor
         owner = owner_of(tensor, context.roots)
         if owner is not None:
-            held = evidence.birth.tensor
             # On a CPU a bad update is seen as it happens: what is found bad only now was written by something else.
-            parameters = [parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, held)]
-            was_bad = any(id(parameter) in context.bad_from_start for parameter in parameters)
+            parameters = (parameter for root in context.roots for parameter in root.parameters() if shares_memory(parameter, tensor))
             is_trained = any(parameter.requires_grad for parameter in parameters)
-            changed = held.device.type != "cpu" and context.step > 0 and is_trained and not was_bad
+            changed = tensor.device.type != "cpu" and context.step > 0 and is_trained and not context.beginning.was_bad(tensor)
             return "optimizer" if changed else "parameter", owner[1]
         given = any(tensor is one for entry in context.entries for one in tensors_in((entry.args, entry.kwargs)))
         phase: Phase = "parameter" if tensor.is_leaf and tensor.requires_grad and not given else "data"
@@ -173,7 +168,7 @@ def _explain(evidence: Evidence, phase: Phase, tensor: str | None) -> Diagnosis:
 def _became_bad(evidence: Evidence) -> bool:
     """Whether it is a model's: of other tensors nobody knows how they began."""
     held, context = evidence.birth.tensor, evidence.context
-    return owner_of(held, context.roots) is not None and context.beginning.was_fine(held)
+    return owner_of(held, context.roots) is not None and context.beginning.is_known and not context.beginning.was_bad(held)
 
 
 def _model_of(evidence: Evidence) -> str:
@@ -233,20 +228,6 @@ def here(frame: FrameType | None = None) -> Location | None:
     return None if frame is None else locate(frame)
 
 
-def as_written(evidence: Evidence) -> Evidence:
-    """The same birth, by the op that took the number."""
-    birth = evidence.birth
-    is_number = birth.op.name == "scalar_tensor" if birth.op is not None else _is_unnamed_number(birth.tensor, evidence.context)
-    takers = list(
-        dropwhile(lambda op: is_movement(op.func) and not op.written and not any(output.dim() for output in op.outputs), birth.via)
-    )
-    if not is_number or not takers or not takers[0].outputs:
-        return evidence
-    taker, *via = takers
-    meant = birth.on_purpose or birth.op is None
-    return replace(evidence, birth=replace(birth, op=taker, tensor=taker.outputs[0], mask=None, via=tuple(via), on_purpose=meant))
-
-
 def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The tensor whose rows the user knows, and where it is bad: of a row that was written in place, what it is a row of."""
     part, mask = birth.tensor, birth.mask if birth.mask is not None else bad_mask(birth.tensor)
@@ -259,35 +240,27 @@ def written_into(birth: Birth) -> tuple[torch.Tensor, torch.Tensor | None]:
     return whole, mask if whole is part else overlap(part, mask, whole)[1]
 
 
-def _is_unnamed_number(tensor: torch.Tensor, context: Context) -> bool:
-    """Whether torch made it of a number, as for ``x[0] = math.nan``."""
-    if tensor.dim() or tensor.requires_grad or owner_of(tensor, context.roots) is not None:
-        return False
-    return variable_name(tensor, context.variables, context.entries) == UNNAMED
-
-
 def writers_of(variable: str, chain: tuple[Position, ...]) -> list[Location]:
     """In the functions (or the cell) that run now, the lines that write into the model of that name."""
     for position in chain:
-        tree = syntax.tree_of(position.frame.f_code.co_filename)
-        lists = syntax.lists_around(tree, (position.line, -1, position.line, -1))
-        lines = sorted({node.lineno for node in _writing(lists[-1][0], {variable})}) if lists else []
+        code, names = position.frame.f_code, {variable}
+        lists = syntax.lists_around(syntax.tree_of(code.co_filename), (position.line, -1, position.line, -1))
+        body = lists[-1][0] if lists else []
+        for loop in syntax.nodes(ast.For, *body):
+            if syntax.mentions(loop.iter, names):
+                names |= syntax.bound_names(loop.target)
+        lines = sorted({node.lineno for node in syntax.nodes(ast.stmt, *body) if _writes(node, names)})
         if lines:
-            code = position.frame.f_code
             return [location(code.co_filename, line, code.co_name) for line in lines]
     return []
 
 
-def _writing(body: list[ast.stmt], names: set[str]) -> Iterator[ast.stmt]:
-    for statement in body:
-        inner = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)]
-        called_on = (call.func for call in syntax.nodes(ast.Call, statement) if syntax.method(call) in _CALLED_ON)
-        if isinstance(statement, ast.For) and syntax.mentions(statement.iter, names):
-            yield from _writing(inner, names | syntax.bound_names(statement.target))
-        elif inner:
-            yield from _writing(inner, names)
-        elif syntax.writes_into(statement, names) or is_given(statement, names) or any(syntax.mentions(one, names) for one in called_on):
-            yield statement
+def _writes(statement: ast.stmt, names: set[str]) -> bool:
+    if not isinstance(statement, syntax.SIMPLE):
+        return False
+    called_on = [call.func for call in syntax.nodes(ast.Call, statement) if syntax.method(call) in _CALLED_ON]
+    given = syntax.writes_into(statement, names) or is_given(statement, names)
+    return given or any(syntax.mentions(function, names) for function in called_on)
 
 
 def made_uninitialized(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> Location | None:

@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.nanhunt.watch.checks import Checks, Tally
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.user_code import frames_above, user_calls
+from torchdebug_magics.probing.source.user_code import user_calls
 from torchdebug_magics.probing.tensors import is_traced, tensors_in
 
 _A_MOMENT_S = 0.3
@@ -44,8 +44,6 @@ class NanProbe:
         investigator = Investigator(self._rerun, self._guard.note)
         self._checks = Checks(self._tally, self._recorder, investigator, self._guard, stops=not keep_going, layers=layers)
         self._depth = 0
-        self._differentiated: tuple[torch.Tensor, ...] = ()
-        """What the backward pass that runs now began from."""
         self._stopped_by: NanFinding | None = None
 
     def _observer(self) -> Trace:
@@ -111,14 +109,12 @@ class NanProbe:
         if not self._rerun.active:
             self._guard.run("the check before a backward pass", self._checks.before_backward)
         self._depth += 1
-        self._differentiated = tensors
         try:
             if self._rerun.active:
                 return self._rerun.sink_call(original, tensors, *args, **kwargs)
             result = original(*args, **kwargs)
         finally:
             self._depth -= 1
-            self._differentiated = ()
         with outside_transforms():
             outcome = self._guard.run("the check of a backward pass", self._checks.backward, tensors, result, keeps=keeps)
         self._act_on(outcome)
@@ -131,23 +127,11 @@ class NanProbe:
         computes_gradients = (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], kwargs.get("closure"))))
         if self._rerun.active or not self._recorder.outermost.is_ours():
             return
-        if self._depth:
-            self._act_on(self._guard.run("the check before an update in a backward pass", self._inside, optimizer))
-            return
         if not computes_gradients:
-            self._act_on(self._guard.run("the check before an update", self._checks.gradients, optimizer))
-        self._guard.run("the copy before an update", self._checks.before_update, optimizer, closure=computes_gradients)
-
-    def _inside(self, optimizer: torch.optim.Optimizer) -> Outcome | None:
-        """A hook that updates a parameter as soon as its gradient is there: afterwards the gradient is gone."""
-        depth, tensors = self._depth, self._differentiated
-        frame = next((frame for frame in frames_above(sys._getframe()) if frame.f_code is NanProbe._around.__code__), None)
-        self._depth = 0
-        try:
-            with torch.enable_grad():  # as it was where the step began
-                return self._checks.gradients(optimizer, tensors, frame)
-        finally:
-            self._depth, self._differentiated = depth, tensors
+            inside = bool(self._depth)  # of a hook that updates a parameter as soon as its gradient is there
+            self._act_on(self._guard.run("the check before an update", self._checks.gradients, optimizer, inside=inside))
+        if not self._depth:
+            self._guard.run("the copy before an update", self._checks.before_update, optimizer, closure=computes_gradients)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         __tracebackhide__ = True

@@ -21,7 +21,6 @@ from torchdebug_magics.instruments.nanhunt.causes.op_table import (
     EIGENVECTORS,
     FACTORISATIONS,
     LOGS,
-    MEANS,
     POWERS,
     SOFTMAXES,
     SPREADS,
@@ -47,7 +46,6 @@ _OPERATORS: Final[dict[type[ast.operator], frozenset[str]]] = {
     ast.Pow: frozenset({"pow", "reciprocal", "rsqrt", "sqrt"}),
 }
 _MODULES: Final = frozenset({"torch", "F", "nn", "functional", "linalg", "special", "np", "numpy", "math", "fn"})
-_RESHAPING: Final = frozenset({"squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "double", "t", "transpose", "permute", "to"})
 _PROBABILITIES: Final = {"sigmoid": "torch.nn.functional.logsigmoid({0})", "_softmax": "torch.log_softmax({0}, {1})"}
 """Ops whose logarithm is a function of its own, of the logits and, for the second, the dimension."""
 _RIGHT = (ast.Div, ast.Mod, ast.FloorDiv)
@@ -172,10 +170,10 @@ def _infinity(node: ast.AST) -> float:
 
 def _logsumexp(site: Site) -> Iterator[Change]:
     """``log(sum(exp(x)))`` as the one function that does all three: equal, and finite."""
-    for node in nodes(ast.Call, syntax.parsed(site.text)):
+    for node in nodes(ast.Call, parsed(site.text)):
         total = next(iter(_arguments(node)), None) if called(node) == "log" else None
         power = next(iter(_arguments(total)), None) if called(total) == "sum" else None
-        if power is not None and called(power) == "exp" and syntax.span_of(site.node) in {syntax.span_of(node), syntax.span_of(power)}:
+        if power is not None and called(power) == "exp" and span_of(site.node) in {span_of(node), span_of(power)}:
             logits = site.atom(_arguments(power)[0])
             dims = [site.code(argument) for argument in (*_arguments(total)[1:], *getattr(total, "keywords", ()))]
             yield node, f"torch.logsumexp({logits}, {', '.join(dims) or f'tuple(range({logits}.dim()))'})"
@@ -185,55 +183,54 @@ def _log_of_probabilities(site: Site) -> Iterator[Change]:
     """``log(sigmoid(x))``, ``log(1 - sigmoid(x))`` and ``log(softmax(x))``, maybe of a variable, as the one function that does both."""
     argument, ops = site.argument("log"), site.evidence.trace.ops
     maker = next((op for op in reversed(ops[: site.op.index]) if op.name in _PROBABILITIES and not op.backward), None)
-    if argument is None or maker is None or maker.place is None or site.op.place is None or maker.place[0] is not site.op.place[0]:
+    source = None if maker is None else expression_at(maker.place, {site.file: site.text})
+    given = [] if source is None else _arguments(source.node)
+    if (
+        argument is None
+        or maker is None
+        or source is None
+        or source.file != site.file
+        or not isinstance(source.node, ast.Call)
+        or not given
+    ):
         return
     if maker.parents and ops[maker.parents[0]].place == maker.place:
         return  # one call of the user's makes the logits, too: there is no expression for them
-    source = expression_at(maker.place, {site.file: site.text})
-    given = [] if source is None else _arguments(source.node)
-    if source is None or not isinstance(source.node, ast.Call) or not given:
-        return
-    made, logits = _standing_for(source.node, given[0], site), source.code(given[0])
-    used = argument
+    logits = source.code(given[0])
     if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Sub) and ast.unparse(argument.left) in {"1", "1.0"}:
-        used, logits = argument.right, f"-{logits}" if logits.isidentifier() else f"-({logits})"
-    is_used_once = made is not None and sum(ast.dump(node) == ast.dump(made) for node in ast.walk(used)) == 1
-    if made is None or not is_used_once or (used is not argument and maker.name != "sigmoid"):
-        return
-    is_module = called(source.node) not in {"sigmoid", "softmax"}
-    rest = [] if is_module else [source.code(one) for one in (*given[1:], *source.node.keywords)]
-    text = _PROBABILITIES[maker.name].format(logits, ", ".join(rest) or f"dim={maker.args[1] if len(maker.args) > 1 else -1}")
-    if "torch.nn.functional as F" in site.text:
-        text = text.replace("torch.nn.functional.", "F.")
-    mark = ast.Name("_torchdebug_made", ast.Load())
-    exchanged = syntax.exchanged(used, lambda node: mark if ast.dump(node) == ast.dump(made) else None)
-    yield site.node, ast.unparse(exchanged).replace(mark.id, text)
+        argument, logits = argument.right, f"-{logits}" if logits.isidentifier() else f"-({logits})"
+    probabilities = argument
+    while isinstance(probabilities, ast.Subscript):
+        probabilities = probabilities.value
+    if ast.dump(probabilities) == ast.dump(source.node) or _holds(probabilities, source.node, given[0], site):
+        options = [*given[1:], *source.node.keywords] if called(source.node) in {"sigmoid", "softmax"} else []
+        dim = ", ".join(map(source.code, options)) or f"dim={maker.args[1] if len(maker.args) > 1 else -1}"
+        taken = site.code(argument).removeprefix(site.code(probabilities))
+        yield site.node, _PROBABILITIES[maker.name].format(logits, dim) + taken
 
 
-def _standing_for(made: ast.Call, logits: ast.expr, site: Site) -> ast.expr | None:
-    """What a call's result is in the expression: the call itself, or the variable; None where that, or what the call was given, is gone."""
-    if _covers(site.node, made):
-        return made
-    tree = syntax.parsed(site.text)
-    binding = next((node for node in nodes(ast.Assign, tree) if syntax.span_of(node.value) == syntax.span_of(made)), None)
-    if binding is None or len(binding.targets) != 1 or not isinstance(binding.targets[0], ast.Name):
-        return None
-    if any(syntax.method(node) not in _RESHAPING for node in nodes(ast.Call, logits)):  # it may draw, or call something of the user's
-        return None
-    since = [node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno]
-    name, bound = binding.targets[0].id, syntax.bound_names(*since)
-    return None if name in bound or syntax.names_in(logits) & {name, *bound} else ast.Name(name, ast.Load())
+def _holds(variable: ast.expr, made: ast.expr | ast.AugAssign, logits: ast.expr, site: Site) -> bool:
+    """Whether a variable still holds what an expression made of its logits, and these can be read once more."""
+    if not isinstance(variable, ast.Name) or any(nodes(ast.Call, logits)):
+        return False
+    tree = parsed(site.text)
+    binding = next((node for node in nodes(ast.Assign, tree) if span_of(node.value) == span_of(made)), None)
+    if binding is None or [ast.unparse(target) for target in binding.targets] != [variable.id]:
+        return False
+    between = (node for node in nodes(ast.stmt, tree) if binding.lineno < node.lineno and syntax.last_line(node) < site.node.lineno)
+    bound = syntax.bound_names(*between)
+    return variable.id not in bound and not syntax.names_in(logits) & {variable.id, *bound}
 
 
 def _covers(outer: ast.AST, inner: ast.AST) -> bool:
-    around, inside = syntax.span_of(outer), syntax.span_of(inner)
+    around, inside = span_of(outer), span_of(inner)
     return around[:2] <= inside[:2] and inside[2:] <= around[2:]
 
 
 def _selected(site: Site) -> Iterator[Change]:
     """A value that `torch.where` throws away: the same choice before the op, so that what is kept stays as it is."""
     argument = site.operand(site.name, 1 if site.name in DIVISIONS else 0)
-    for node in nodes(ast.Call, syntax.parsed(site.text)):
+    for node in nodes(ast.Call, parsed(site.text)):
         given = _arguments(node)
         place = next((place for place, one in enumerate(given) if _covers(one, site.node)), 0)
         if called(node) == "where" and len(given) == 3 and place and argument is not None:  # noqa: PLR2004 - condition, one, other
@@ -256,11 +253,6 @@ def _keywords(site: Site) -> Iterator[Change]:
         ignored = next((site.code(keyword.value) for keyword in node.keywords), "-100")
         labels = f"({site.code(node.args[1])} != {ignored}).sum()"
         yield node, f"({code}reduction='sum') / {labels}.clamp(min=1))"
-    elif function in MEANS - {"mean"} and node.args and not node.keywords:
-        yield node, f"({code}reduction='sum') / max({site.atom(node.args[0])}.numel(), 1))"
-    elif function == name == "mean" and (values := site.evidence.inputs_at(0)) is not None and not values.numel() and not node.keywords:
-        atom = site.atom(_arguments(node)[0])
-        yield node, f"({atom}.sum() / max({atom}.numel(), 1))"
 
 
 def _denominator(site: Site) -> Iterator[Change]:
@@ -330,11 +322,8 @@ def _signed_power(site: Site) -> Iterator[Change]:
     low, high = finite.aminmax()
     if high > 0 and low < -_ROUNDED * high:  # what rounding made of 0 has no sign
         exponent = site.code(power) if isinstance(power, ast.Constant) else site.atom(power)
-        values_bound = (node.value for node in nodes(ast.Assign, syntax.parsed(site.text)))
-        is_whole_value = any(syntax.span_of(value) == syntax.span_of(site.node) for value in values_bound)
         for small in ("", ".clamp(min=1e-8)", ".clamp(min=1e-4)"):
-            text = f"{site.atom(base)}.sign() * {site.atom(base)}.abs(){small} ** {exponent}"
-            yield site.node, text if is_whole_value else f"({text})"
+            yield site.node, f"({site.atom(base)}.sign() * {site.atom(base)}.abs(){small} ** {exponent})"
 
 
 def _off_zero(site: Site) -> Iterator[Change]:
@@ -357,8 +346,8 @@ def _in_float32(site: Site) -> Iterator[Change]:
 def _as_xlogy(site: Site) -> Iterator[Change]:
     """The product of a number and a logarithm as the one function."""
     argument = site.argument("log") if site.name == "log" else None
-    for node in nodes(ast.BinOp, syntax.parsed(site.text)) if argument is not None else ():
-        sides = [one for one in (node.left, node.right) if syntax.span_of(one) != syntax.span_of(site.node)]
+    for node in nodes(ast.BinOp, parsed(site.text)) if argument is not None else ():
+        sides = [one for one in (node.left, node.right) if span_of(one) != span_of(site.node)]
         if isinstance(node.op, ast.Mult) and len(sides) == 1 and not isinstance(sides[0], ast.Constant) and argument is not None:
             yield node, f"torch.xlogy({site.code(sides[0])}, {site.code(argument)})"
 

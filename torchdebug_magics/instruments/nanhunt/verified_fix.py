@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 
@@ -31,7 +31,6 @@ from torchdebug_magics.probing.source.user_code import location, owner, span
 from torchdebug_magics.probing.tensors import largest
 from torchdebug_magics.report import Edit, FixState
 
-BirthT = TypeVar("BirthT")
 Again: TypeAlias = "Callable[[], Replayed]"
 """Runs the bad step once more."""
 Next: TypeAlias = "Callable[[Replayed], Evidence | None]"
@@ -48,7 +47,7 @@ _EPSILON_EFFECT = 1e-3
 _CHOICES = frozenset({"where", "masked_fill", "masked_fill_"})
 _CURABLE = frozenset(
     [
-        "all_ignored", "degenerate_matrix", "div_zero", "empty_mean", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
+        "all_ignored", "degenerate_matrix", "div_zero", "exp_overflow", "bf16_overflow", "fp16_overflow", "infeasible_ctc",
         "log_negative", "log_zero", "mask_sign", "masked_row", "no_slope_at_zero", "pole", "pow_negative", "pow_zero", "sqrt_negative",
         "sqrt_zero", "where_trap", "zero_variance",
     ]
@@ -56,41 +55,38 @@ _CURABLE = frozenset(
 """Causes that lie in the expression itself. A run that diverged is not repaired where it happened to leave the range."""
 
 
-class Search(Generic[BirthT]):
-    """Runs again what was bad, each time with the user's sources changed in one place; what stays bad is changed in turn.
+class Search:
+    """Runs a bad step again, each time with the user's sources changed in one place; what stays bad is changed in turn.
 
-    `ways`: sources to try, of what was born. `again`: what is born now, or why what is finite is not right. `site`: where it was born.
+    `again` runs the step once more, `birth` gives the birth of what is bad in that; None where nothing is.
     """
 
-    def __init__(
-        self,
-        ways: Callable[[BirthT, Sources], Iterator[Sources]],
-        again: Callable[[tuple[BirthT, ...]], tuple[BirthT | None, str]],
-        site: Callable[[BirthT], object],
-    ) -> None:
-        self._ways, self._again, self._site = ways, again, site
+    def __init__(self, again: Again, birth: Next) -> None:
+        self._again, self._birth = again, birth
         self._functions = [one for one in live(FunctionType) if owner(one.__code__.co_filename) == "user"]
         self.merely_finite: tuple[Sources, str] | None = None
         """The first sources with which nothing is bad, and what is not as it was."""
         self._runs = 0
         self._until = time.process_time() + _MOST_S
 
-    def cure(self, births: tuple[BirthT, ...], sources: Sources) -> Sources | None:
+    def cure(self, births: tuple[Evidence, ...], sources: Sources) -> Sources | None:
         """Sources with which nothing is bad, and the last of these births is none; the others are none with `sources`."""
-        for changed in islice(self._ways(births[-1], sources), _MOST_RUNS):
+        for changed in islice(remedies(births[-1], sources), _MOST_RUNS):
             if self._runs >= _MOST_RUNS or time.process_time() > self._until:
                 return None
             self._runs += 1
             try:
                 with _in_force(changed, self._functions):
-                    behind, flaw = self._again(births)
+                    replayed = self._again()
             except (SyntaxError, ValueError):
                 continue
-            if behind is None and not flaw:
-                return changed
+            behind = self._birth(replayed) if replayed.finished else births[-1]
             if behind is None:
+                flaw = _flaw(births, replayed)
+                if not flaw:
+                    return changed
                 self.merely_finite = self.merely_finite or (changed, flaw)
-            elif self._site(behind) != self._site(births[-1]) and len(births) < _MOST_BIRTHS:
+            elif _site(behind) != _site(births[-1]) and len(births) < _MOST_BIRTHS:
                 cured = self.cure((*births, behind), changed)
                 if cured is not None:
                     return cured
@@ -145,19 +141,14 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     if finding.diagnosis not in _CURABLE:
         return finding
 
-    def rerun(births: tuple[Evidence, ...]) -> tuple[Evidence | None, str]:
-        replayed = again()
-        behind = birth(replayed) if replayed.finished else births[-1]
-        return behind, _flaw(births, replayed) if behind is None else ""
-
     try:
-        search = Search(remedies, rerun, _site)
+        search = Search(again, birth)
         sound = search.cure((evidence,), {})
     except Exception:  # noqa: BLE001 - the finding stands without code for its fix
         return finding
     cured, flaw = (sound, "") if sound is not None else search.merely_finite or (None, "")
-    edits = () if cured is None else changed_statements(cured)
-    code = code_of(edits, finding)
+    edits = () if cured is None else _changed_statements(cured)
+    code = _code_of(edits, finding)
     is_clamped = finding.diagnosis.endswith("_negative") and ".sign()" not in code
     sign = "; also check why it is negative" if is_clamped else ""
     but = f", but {flaw}" if flaw else ""
@@ -166,7 +157,7 @@ def with_verified_fix(finding: NanFinding, evidence: Evidence, again: Again, bir
     return replace(finding, fix=fix, edits=edits, fix_state=state) if code else finding
 
 
-def code_of(edits: tuple[Edit, ...], finding: NanFinding) -> str:
+def _code_of(edits: tuple[Edit, ...], finding: NanFinding) -> str:
     """The changed statements for a sentence, with the lines that are not the finding's; empty where they are none, or too long."""
     here = finding.location.line if finding.location is not None else 0
     texts = [(edit.line, ast.unparse(ast.parse(edit.new)) if "\n" in edit.new else edit.new) for edit in edits]
@@ -183,16 +174,16 @@ def _site(evidence: Evidence) -> tuple[object, ...]:
     return op.name, op.line, where and where[:2], op.call.path if op.call is not None else None
 
 
-def changed_lines(file: str, text: str) -> list[int]:
+def _changed_lines(file: str, text: str) -> list[int]:
     """The numbers of the lines that differ from what the user wrote."""
     pairs = zip(linecache.getlines(file), text.splitlines(keepends=True), strict=False)
     return [number for number, (old, new) in enumerate(pairs, 1) if old.rstrip() != new.rstrip()]
 
 
-def changed_statements(sources: Sources) -> tuple[Edit, ...]:
+def _changed_statements(sources: Sources) -> tuple[Edit, ...]:
     """Each statement that differs from what the user wrote, as an edit; none where a head of a block differs."""
     edits: dict[tuple[str, int, int], Edit] = {}
-    for file, number in [(name, number) for name, text in sources.items() for number in changed_lines(name, text)]:
+    for file, number in [(name, number) for name, text in sources.items() for number in _changed_lines(name, text)]:
         old, new = tree_of(file), parsed(sources[file])
         source = None if old is None else Source(location(file, number, ""), old)
         node = None if source is None else source.statement
@@ -219,7 +210,7 @@ def _in_force(sources: Sources, functions: list[FunctionType]) -> Iterator[None]
             key = (file, code.co_name, code.co_firstlineno)
             codes[key] = None if key in codes else code  # of two on one line nobody knows which
     before: list[tuple[FunctionType, CodeType]] = []
-    EDITED.update({file: Edited(tree, frozenset(changed_lines(file, sources[file]))) for file, tree in trees.items()})
+    EDITED.update({file: Edited(tree, frozenset(_changed_lines(file, sources[file]))) for file, tree in trees.items()})
     try:
         for function in functions:
             old = function.__code__

@@ -11,8 +11,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from torchdebug_magics.instruments.shapes.cell_error.beyond_the_end import read_beyond_the_end
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
-from torchdebug_magics.instruments.shapes.cell_error.dataset_length import too_long_dataset
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
@@ -51,8 +51,9 @@ def after_error(error: BaseException, *, layout: Layout | None = None, **options
 
 def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on what a call of torch's refused."""
-    known = gpu_assertion(error) or too_long_dataset(error) or unfinished_class(error) or left_on_cpu(error)
     called = outermost_call(error)
+    beyond = read_beyond_the_end(error, in_model=called is not None)
+    known = gpu_assertion(error) or beyond or unfinished_class(error) or left_on_cpu(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
         return report
     if _is_of_compiler(error):

@@ -19,8 +19,8 @@ from torchdebug_magics.session import Session
 
 _STEPS, _STEPS_OF_A_CHANGE, _STEPS_TO_AN_ERROR = 150, 120, 20
 """Of a run: as many as the slowest rule needs to find what it finds; as show whether a loss falls; and as an error mostly comes within."""
-_STEPS_TO_A_LEVEL, _A_THIRD = 600, 1 / 3
-"""Of a run that shows how far a setting brings the loss, and what it may leave of it."""
+_STEPS_TO_A_LEVEL = 1_000
+"""Of a run that shows how far a setting brings the loss."""
 _LEAST_S = 10.0
 """That trials may take which a mere suspicion asks for, however short the cell was."""
 _OTHER_SEED = 20
@@ -129,10 +129,10 @@ def _with_lower_loss(report: Any, again: TrainingAgain, steps: int) -> Any:
     most_s = max(_LEAST_S, again.spent_s * report.steps_count / max(1, len(as_written.losses)))  # about as long as the cell took
     for finding in report.alternatives:
         run = again.run(finding.edits, steps) if finding.edits and again.spent_s < most_s else None
-        if run is None or not _ends_at(run) < _A_THIRD * min(finding.value, _ends_at(as_written)):
+        if run is None or not _ends_at(run) < min(finding.goal, finding.goal / finding.value * _ends_at(as_written)):
             continue
         other = again.run(finding.edits, steps, seed=_OTHER_SEED)
-        if other is not None and _ends_at(other) < _A_THIRD * finding.value:  # and not by chance
+        if other is not None and _ends_at(other) < finding.goal:  # and not by chance
             why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss to {number(_ends_at(run))}; "
             why += f"as written, {report.steps_count:,} bring it to {number(finding.value)}"
             return _with_finding(report, None, replace(finding, explanation=why, fix_state="verified"))

@@ -64,7 +64,7 @@ def row(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         ("sqrt_zero", "x * x.rsqrt()", "x * x.clamp(min=1e-12).rsqrt()", row(0.0, 1.0)),
         ("sqrt_negative", "x.sqrt()", "x.clamp(min=1e-12).sqrt()", row(-1.0, 0.0, 1.0)),
         ("pow_zero", "x ** 0.5", "x.clamp(min=1e-12) ** 0.5", row(0.0, 1.0)),
-        ("pow_negative", "x ** 0.3", "x.sign() * x.abs().clamp(min=1e-12) ** 0.3", row(-2.0, 0.0, 1.0)),
+        ("pow_negative", "x ** 0.3", "(x.sign() * x.abs().clamp(min=1e-12) ** 0.3)", row(-2.0, 0.0, 1.0)),
         ("div_zero", "x / (x - x)", "x / torch.where(x - x == 0, 1.0, x - x)", row(0.0, 1.0)),
         ("div_zero", "x / x.abs()", "x / x.abs().clamp(min=1e-8)", row(0.0, 1.0)),
         ("div_zero", "x / (x > 2).sum()", "x / (x > 2).sum().clamp(min=1)", row(0.0, 1.0)),
@@ -86,7 +86,6 @@ def row(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             "x.masked_fill(x > 1, float('-inf')).softmax(-1).square()",
             row(0.5, 1.0, 2.0),
         ),
-        ("empty_mean", "x[x > 5].mean()", "(x[x > 5].sum() / max(x[x > 5].numel(), 1))", row(1.0, 2.0)),
         ("fp16_overflow", "(x * x).float()", "(x.float() * x).float()", row(300.0, 1.0, dtype=torch.float16)),
     ],
 )
@@ -97,6 +96,12 @@ def test_the_advised_repair_is_in_the_users_expression_and_was_tried(slug: str, 
     assert advised(finding) == repaired
     assert "rerun with it, the bad step is finite" in finding.fix
     assert hunted(repaired, x) is None
+
+
+def test_a_mean_of_nothing_is_advised_in_words() -> None:
+    finding = hunted("x[x > 5].mean()", row(1.0, 2.0))
+    assert finding.diagnosis == "empty_mean"
+    assert "the number of elements, at least 1" in finding.fix
 
 
 def test_of_two_logarithms_on_a_line_the_bad_one_is_changed() -> None:
@@ -163,7 +168,7 @@ def test_a_row_of_data_out_of_line_is_named() -> None:
         loss = (net(x) ** 2).mean()
         loss.backward()
     assert session.report.finding.rows == (2,)
-    assert session.report.finding.explanation.endswith("row 2 of x contains 3e+38")
+    assert session.report.finding.explanation.endswith("no other row than row 2 overflows")
 
 
 def test_a_weight_is_not_blamed_for_what_it_is_multiplied_with() -> None:
@@ -187,13 +192,6 @@ def test_an_infinity_that_was_meant_and_stayed() -> None:
     finding = hunted("torch.full((3,), -math.inf).scatter_reduce(0, torch.tensor([0, 2]), x, 'amax').square()", row(1.0, 2.0))
     assert finding.diagnosis == "inf_constant"
     assert finding.rows == (1,)
-
-
-def test_the_largest_number_that_stands_for_an_infinity_overflows() -> None:
-    finding = hunted("torch.nan_to_num(x.detach().log() + x).sum() * 2", row(0.0, 0.0))
-    assert (finding.op, finding.diagnosis) == ("sum", "overflow")
-    assert "posinf=0.0" in finding.fix
-    assert hunted("torch.nan_to_num(x.detach().log() + x, posinf=0.0, neginf=0.0).sum()", row(0.0, 0.0)) is None
 
 
 def test_a_column_that_is_bad_in_every_row() -> None:
@@ -231,7 +229,6 @@ PADDED = torch.tensor([[False, False, False], [True, True, True]])
     [
         "(x + mask).softmax(-1)",
         "(x + mask).log_softmax(-1).exp()",
-        "torch.exp(x + mask) / torch.exp(x + mask).sum(-1, keepdim=True)",
         "torch.exp((x + mask) - (x + mask).amax(-1, keepdim=True))",
         "torch.exp((x + mask) - (x + mask).logsumexp(-1, keepdim=True))",
     ],

@@ -105,14 +105,21 @@ def _trained_by_another(raised: Raised, graph: list[RecordedOp], passed: frozens
     is_whole = all(maker.index in known for _, maker in read) and not any(
         use.is_leaf and use.requires_grad for op in beside for use in op.reads
     )
-    if any(op.line is not entering[0].line for op in entering) or not is_whole or not isinstance(statement, ast.Assign):
+    if any(op.line is not entering[0].line for op in entering) or not isinstance(statement, ast.Assign):
         return None
-    name = ast.unparse(statement.targets[0])
+    constant, name = statement.value, ast.unparse(statement.targets[0])
+    if not is_whole:  # beside what is trained here, such as a discriminator's answer
+        shared = max((maker for op in entering for use, maker in op.sources if maker.index in passed), key=lambda op: op.index)
+        names = _shared_names(shared.where, entering[0])
+        places = [node for node in nodes((ast.Name, ast.Attribute), statement.value) if ast.unparse(node) in names]
+        if len(places) != 1:
+            return None
+        constant, name = places[0], ast.unparse(places[0])
     return raised.finding(
         f"`{name}` keeps the graph of another loss, which has been through backward()",
         "",
         where,
-        edits=exchanging(where, statement.value, expression(f"{as_atom(statement.value)}.detach()")),
+        edits=exchanging(where, constant, expression(f"{as_atom(constant)}.detach()")),
         tensor=name,
         explanation="what it is computed from is trained by another optimizer: for this loss, it is a constant",
         **more,

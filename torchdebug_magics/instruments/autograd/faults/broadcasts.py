@@ -12,7 +12,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use
+from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Tape, Use
 from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, expression, nodes
 from torchdebug_magics.probing.tensors import Crossing
@@ -32,10 +32,14 @@ class _Crossed(NamedTuple):
     op: RecordedOp
     crossing: Crossing
     operands: tuple[_Read, ...]
+    is_only_summed: bool
+    """Whether all its products are added up: that is the product of two sums, for which nobody pairs each with each."""
 
     @property
     def is_meant(self) -> bool:
         """Whether the dimension was given on purpose, or no model had a part in it. Sizes that a loss of PyTorch's compares are not."""
+        if self.is_only_summed and len({use.requires_grad for use, _ in self.operands}) > 1:
+            return False
         if any(maker is not None and maker.name in _COORDINATES for _, maker in self.operands):
             return True
         uses = [use for use, _ in self.operands]
@@ -88,15 +92,27 @@ class _Crossed(NamedTuple):
 def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Predictions and targets of which a loss or a metric, one number, compares each with each."""
     for op in facts.tape.ops:
-        if op.is_forward and op.name in DISTANCES and op.makes and not op.makes[0].shape and (sizes := _unequal(op)) is not None:
+        if (
+            op.is_forward
+            and op.name in DISTANCES
+            and op.makes
+            and not op.makes[0].shape
+            and (sizes := _unequal(op, facts.tape)) is not None
+        ):
+            repair = "sum or average the larger one over the dimension that the other one has not, where it is made"
+            if 1 in map(math.prod, sizes):
+                repair = "let the model return a single value for each sample"
             yield finding(
                 "broadcast",
                 f"`{op.name}` broadcasts {shape(sizes[0])} with {shape(sizes[1])}",
                 op.where,
-                "give both the same shape: sum or average the larger one over the dimension that the other one has not, where it is made",
+                f"give both the same shape: {repair}",
                 op=op,
                 explanation="each value is compared with several, which PyTorch warns about, too",
             )
+            return
+        if op.is_forward and op.makes and not op.makes[0].shape and (spread := _spread(op, facts.tape)) is not None:
+            yield spread
             return
         if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
             continue
@@ -116,19 +132,58 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
 
 
-def _unequal(op: RecordedOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _unequal(op: RecordedOp, tape: Tape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The shapes that a loss of PyTorch's has brought to one, where they are no pair for a `Crossing`."""
-    first, second = (use.shape for use, _ in [_before_expanding(op, read) for read in _reads(op)][:2])
+    reads = [_before_expanding(op, read) for read in _reads(op)][:2]
+    first, second = (use.shape for use, _ in reads)
     less, more = sorted((math.prod(first), math.prod(second)))
+    if less == 1 < more and first[:1] == second[:1] == (1,):  # of one sample
+        return (first, second) if _is_of_data(op, min(reads, key=lambda read: math.prod(read[0].shape)), tape) else None
     is_pair = 1 < less < more and Crossing.of(first, second) is None  # of as many, dimensions of 1 alone are added
     return (first, second) if is_pair and first != second else None
+
+
+def _is_of_data(op: RecordedOp, target: _Read, tape: Tape) -> bool:
+    """Whether a target belongs to the sample: another memory in each step, and no constant that is made there, as a GAN's 1 and 0 are."""
+    use, maker = target
+    others = [read for other in tape.ops if other.name == op.name and other.line is op.line for read in _reads(other)]
+    values = {(each.memory, each.span) for each, _ in (_before_expanding(op, read) for read in others) if math.prod(each.shape) == 1}
+    is_taken = maker is None or any(math.prod(read.shape) > 1 for read in maker.reads)
+    return not use.requires_grad and is_taken and len(values) > 1
+
+
+def _spread(reducer: RecordedOp, tape: Tape) -> AutogradFinding | None:
+    """The log-probability of each value under the distribution of each sample: a column of values, for one distribution a sample."""
+    whole = reducer.reads[0].shape if reducer.reads else ()
+    if len(whole) < 2 or whole[-2] != whole[-1] or whole[-1] == 1 or not reducer.sources:  # noqa: PLR2004 - a table
+        return None
+    maker = reducer.sources[0][1]
+    while "log_prob" not in maker.source and _keeps_sums(maker) and maker.sources:
+        maker = maker.sources[0][1]
+    statement = statement_at(maker.where)
+    asked = [call for call in nodes(ast.Call, statement) if called(call) == "log_prob" and len(call.args) == 1]
+    beside = [op for op in tape.ops if op.line is maker.line] if len(asked) == 1 and maker.makes and maker.makes[0].shape == whole else []
+    entering = [use for op in beside for use, origin in _reads(op) if origin is None or origin.line is not op.line]
+    column = (*whole[:-1], 1)
+    if not any(use.shape == column and not use.requires_grad for use in entering) or any(use.shape == whole for use in entering):
+        return None
+    text = ast.unparse(asked[0].args[0])
+    return finding(
+        "broadcast",
+        f"`log_prob` of {shape(column)} values under {shape(whole[:-1])} distributions gives {shape(whole)}",
+        maker.where,
+        edits=exchanging(maker.where, asked[0].args[0], expression(f"{as_atom(asked[0].args[0])}.squeeze(-1)")),
+        op="log_prob",
+        tensor=text,
+        explanation="each distribution is fitted to the values of all samples instead of its own",
+    )
 
 
 def _averaged(reducer: RecordedOp) -> _Crossed | None:
     """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
     whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
     first: _Crossed | None = None
-    todo, seen = [reducer], set[int]()
+    todo, seen, between = [reducer], set[int](), list[RecordedOp]()
     while todo and len(whole) > 1:
         op = todo.pop()
         if op.index in seen:
@@ -141,11 +196,17 @@ def _averaged(reducer: RecordedOp) -> _Crossed | None:
             if not wide or None in wide:
                 return None
             todo += filter(None, wide)
-        elif (crossed := _Crossed(op, crossing, operands)).is_meant:
+            between.append(op)
+        elif (crossed := _Crossed(op, crossing, operands, op.name == "mul" and all(map(_keeps_sums, between)))).is_meant:
             return None
         elif first is None or op.index < first.op.index:
             first = crossed
     return first
+
+
+def _keeps_sums(op: RecordedOp) -> bool:
+    """Whether a sum of what it makes is that of what it reads, but for a factor."""
+    return op.name in {"sum", "mean", "neg", "view"} or (op.name in {"mul", "div"} and len([use for use in op.reads if use.shape]) == 1)
 
 
 def _reads(op: RecordedOp) -> list[_Read]:

@@ -31,6 +31,8 @@ _LOSSES = {
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"),
 }
 """The functions and modules that run the op, which take ``reduction``."""
+_OF_PAIRS = {"log_sigmoid_forward": ("logsigmoid", "LogSigmoid"), "softplus": ("softplus",)}
+"""The ops that say how likely it is that a number lies above 0, with the functions that run them."""
 _OF_MEAN = (None, 1)
 """What stands for that among the arguments of the op: the default, which is left out."""
 _OF_DIVERGENCE = frozenset({"sum", "add", "sub", "rsub", "mul", "neg", "pow", "exp", "div"})
@@ -40,7 +42,8 @@ _LEAST_WEIGHT, _LEAST_SUM = 0.1, 2
 
 
 def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements."""
+    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements, or is ranked."""
+    yield from _ranked_at_once(facts)
     for op in facts.tape.ops:
         if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
             continue
@@ -69,6 +72,32 @@ def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             module=reduction.module,
             explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
             is_hint=reduction.name in _REDUCTIONS,
+        )
+        return
+
+
+def _ranked_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The log-sigmoid of one sum over all samples and their features, which each sample was to have for itself."""
+    for op in facts.tape.ops:
+        total = next((maker for use, maker in op.sources if not use.shape), None) if op.name in _OF_PAIRS and op.is_forward else None
+        if total is None or total.name != "sum" or total.makes[0].shape or not total.reads[0].requires_grad:
+            continue
+        sizes = total.reads[0].shape
+        written = [call for call in nodes(ast.Call, statement_at(total.where)) if called(call) == "sum"]
+        outer = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) in _OF_PAIRS[op.name]]
+        if len(sizes) != 2 or min(sizes) < 2 or len(written) != 1 or len(outer) != 1 or op.where == total.where:  # noqa: PLR2004 - samples and features
+            continue
+        mean = ast.Call(ast.Attribute(outer[0], "mean", ast.Load()), [], [])
+        each, all_of_them = exchanging(total.where, written[0], with_option(written[0], "dim", -1)), exchanging(op.where, outer[0], mean)
+        yield finding(
+            "early_reduction",
+            f"`sum` makes one number of {shape(sizes)} before `{called(outer[0])}`",
+            total.where,
+            "sum over the features alone, `dim=-1`, and take the mean behind it",
+            edits=(*each, *all_of_them) if each and all_of_them else (),
+            op="sum",
+            saved_at=op.where,
+            explanation=f"the sum of all {sizes[0]} samples saturates it: no sample is ranked for itself",
         )
         return
 

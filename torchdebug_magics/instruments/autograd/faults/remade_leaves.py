@@ -1,4 +1,4 @@
-"""Parameters that are made anew in each step, so that what they learn is gone with them; gradients that nothing keeps."""
+"""Parameters that are made anew in each step, a loss that is not; gradients that nothing keeps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, statement_at
+from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
 from torchdebug_magics.probing.source.edited_source import Source, calls, cells, statements
@@ -66,6 +66,38 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
     why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
     yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, fix=fix, edits=edits, explanation=why)
+
+
+def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A loss that is computed before the loop, and each of whose backward passes gives the gradients at the first parameters."""
+    events = facts.course.events
+    passes = [at for at, event in enumerate(events) if isinstance(event, Backward) and event.is_recorded and event.node >= 0]
+    for first, second, third in zip(passes, passes[1:], passes[2:], strict=False):
+        same = {(event.node, event.line) for at in (first, second, third) if isinstance(event := events[at], Backward)}
+        updates = [any(isinstance(event, OptimizerStep) for event in events[one:other]) for one, other in ((first, second), (second, third))]
+        where = events[first].where
+        called_on = next((call.func.value for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)), None)
+        loop = loop_around(where)
+        if len(same) > 1 or not all(updates) or where is None or loop is None or not isinstance(called_on, ast.Name):
+            continue
+        bound = [
+            (at, each)
+            for at, each in statements(where.file)
+            if isinstance(each, ast.Assign) and called_on.id in map(ast.unparse, each.targets) and (at.file != where.file or at.line < loop.lineno)
+        ]
+        tree = tree_of(where.file)
+        source = Source(where, tree) if bound and tree is not None else None
+        yield finding(
+            "stale_value",
+            f"`{called_on.id}` was computed once, before the loop: each backward() gives the gradients of its first value",
+            where,
+            fix=f"compute `{called_on.id}` inside the loop, before each backward()",
+            edits=() if source is None else (source.before(loop.body[0], ast.unparse(bound[0][1])),),
+            tensor=called_on.id,
+            saved_at=bound[0][0] if bound else None,
+            explanation="`retain_graph=True` keeps the graph, and what it has saved; the updates since then have no part in it",
+        )
+        return
 
 
 def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:

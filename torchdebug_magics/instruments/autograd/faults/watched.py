@@ -210,6 +210,7 @@ class WatchedTraining:
             left_over=left,
             loss_is_leaf=loss is not None and loss.is_leaf and loss.requires_grad,
             loss=id(loss),
+            node=-1 if loss is None or loss.grad_fn is None else loss.grad_fn._sequence_nr(),
         )
 
     def step(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> OptimizerStep:

@@ -26,14 +26,11 @@ from torchdebug_magics.instruments.nanhunt.causes.tensor_names import UNNAMED, o
 from torchdebug_magics.instruments.nanhunt.walk.birth_walk import on_purpose
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import place_of, run_again
 from torchdebug_magics.probing.ops import is_movement
-from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, dense, is_bad, kind_of, largest, tensors_in
+from torchdebug_magics.probing.tensors import INF, NAN, bad_mask, is_bad, kind_of, largest, tensors_in
 
-_HUGE = 1e8
-"""A row of data is out of line where it is so large, and so many times the usual row."""
 _MUCH, _TIMES, _LEAST = 1e4, 1e3, 1e-30
 """A number that has grown is so large, and so many times the smallest of late."""
 _OR_ELSE = {"fp16": ", or use bfloat16", "bf16": ", or use the limit of the dtype from `torch.finfo`"}
-_GROWING = {"exp", "exp_", "expm1", "sinh", "cosh", "pow", "square", "mul", "mul_", "addmm", "mm"}
 
 
 def _overflow(evidence: Evidence) -> Diagnosis | None:
@@ -84,24 +81,6 @@ def _exploded(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _own_parameter(evidence: Evidence) -> Diagnosis | None:
-    """An op applied to a parameter itself that has grown out of range."""
-    op = evidence.known
-    if evidence.birth.kind != INF or op is None or evidence.context.step == 0 or op.name not in _GROWING:
-        return None
-    sizes = [largest([tensor]) for tensor in op.inputs()]
-    for tensor, size in zip(op.inputs(), sizes, strict=True):
-        owner = owner_of(tensor, evidence.context.roots)
-        # What is multiplied with it may be what has grown.
-        if owner is not None and owner[0] == "parameter" and size == max(sizes):
-            return Diagnosis(
-                "exploding_parameter",
-                f"the parameter {owner[1]} has grown to {number(size)}, which is too large for `{op.name}`",
-                "lower its learning rate, apply weight decay to it, or bound it (`clamp`, `softplus`, a parametrization)",
-            )
-    return None
-
-
 def _grew(history: tuple[float, ...]) -> bool:
     finite = [value for value in history if math.isfinite(value) and value > 0][-30:]
     if not finite or finite[-1] * _TIMES < max(finite):  # a run that diverges may take a smaller step in between
@@ -117,43 +96,22 @@ def out_of_range(evidence: Evidence) -> Diagnosis | None:
     size = largest(op.inputs())
     if size < _MUCH:
         return None
-    if size == torch.finfo(tensor.dtype).max and any(op.name.startswith("nan_to_num") for op in evidence.trace.ops[: op.index]):
-        return Diagnosis(
-            "overflow",
-            f"`nan_to_num` replaces inf by the largest finite number, {number(size)}, and `{evidence.name}` of such numbers"
-            " overflows again",
-            "pass replacements, `.nan_to_num(posinf=0.0, neginf=0.0)`, or prevent the inf before it",
-        )
     kind, derivative = str(tensor.dtype).removeprefix("torch."), "the derivative of " if op.backward else ""
-    given = _out_of_line(evidence)
-    cause = f": {given}" if given else f": its largest input is {number(size)}"
+    rows = evidence.rows if not op.backward else ()
+    alone = f"row {rows[0]}" if len(rows) == 1 < len(tensor) else ""
     return Diagnosis(
         "overflow",
-        f"{derivative}`{evidence.name}` overflowed the range of {kind}, which ends at {number(torch.finfo(tensor.dtype).max)}{cause}",
-        "drop or repair that row before the model sees it, or bound the data with `clamp`"
-        if given
+        f"{derivative}`{evidence.name}` overflowed the range of {kind}, which ends at {number(torch.finfo(tensor.dtype).max)}: "
+        f"its largest input is {number(size)}" + (f", and no other row than {alone} overflows" if alone else ""),
+        f"drop or repair {alone} before the model sees it, or bound the data with `clamp`"
+        if alone
         else "keep magnitudes small where they grow: normalize them (a mean instead of a sum, LayerNorm between repeated layers), "
         + ("clip the gradients, " if op.backward else "")
         + "or compute with logarithms",
     )
 
 
-def _out_of_line(evidence: Evidence) -> str:
-    """Which row of what the model was given is larger than all others by far; empty where none is."""
-    for entry in evidence.context.entries:
-        for tensor in tensors_in((entry.args, entry.kwargs)):
-            numbers = dense(tensor)
-            if numbers is None or numbers.is_complex() or not numbers.dim() or numbers.shape != tensor.shape:
-                continue
-            rows = numbers.abs().float().reshape(numbers.shape[0], -1).amax(1)
-            size, row = rows.max(0)
-            if bool(size > _HUGE) and bool(size > _HUGE * rows.median()):
-                name = variable_name(tensor, evidence.context.variables, evidence.context.entries)
-                return f"row {int(row)} of {name} contains {number(float(size))}"
-    return ""
-
-
-RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded, _own_parameter)
+RANGE_CAUSES: tuple[Rule, ...] = (_overflow, _exploded)
 """In the order they are tried."""
 
 

@@ -32,8 +32,6 @@ class Context:
     variables: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
-    bad_from_start: frozenset[int] = frozenset()
-    """Ids of parameters that were bad when their module was first called."""
     beginning: Beginning = field(default_factory=Beginning)
     chain: tuple[Position, ...] = ()
     """Where the user's program stands."""

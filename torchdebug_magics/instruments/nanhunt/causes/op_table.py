@@ -30,7 +30,6 @@ SELECTORS: Final = frozenset([
     "masked_scatter", "maximum", "minimum", "hardtanh", "index", "masked_select", "fmax", "fmin",
 ])  # fmt: skip
 SPREADS: Final = frozenset({"std", "var", "std_mean", "var_mean"})
-REDUCED_MAXIMA: Final = frozenset({"logsumexp", "amax", "max", "logcumsumexp", "cummax"})
 EXPONENTIALS: Final = frozenset({"exp", "exp2", "special_exp2", "expm1", "special_expm1", "sinh", "cosh", "linalg_matrix_exp"})
 MEANS: Final = frozenset([
     "mean", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss", "multi_margin_loss",
@@ -127,28 +126,10 @@ def _is_empty(evidence: Evidence) -> bool:
     return values is not None and values.numel() == 0
 
 
-def _has_a_zero_row(evidence: Evidence) -> bool:
-    weight, op = evidence.inputs_at(0), evidence.known
-    if weight is None or op is None:
-        return False
-    kept = op.args[2] if len(op.args) > 2 and isinstance(op.args[2], int) else 0  # noqa: PLR2004 - the third argument is the dimension
-    return bool((weight.movedim(kept, 0).reshape(weight.shape[kept], -1) == 0).all(1).any())
-
-
 def _has_no_slope_at_zero(evidence: Evidence) -> bool:
     """Any function of two or more numbers, such as the angle of a point, whose derivative has no limit where all of them are 0."""
     values = evidence.operands()
     return bool(evidence.derivative) and len(values) > 1 and all(map(is_zero, values))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value == int(value)
-
-
-def _exponent(evidence: Evidence) -> Any:
-    op, values = evidence.known, evidence.operands()
-    given = op.args[1] if op is not None and len(op.args) > 1 else None
-    return values[1] if len(values) > 1 else None if isinstance(given, torch.Tensor) else given
 
 
 def _labels(evidence: Evidence) -> torch.Tensor | None:
@@ -171,31 +152,9 @@ def _is_masked(evidence: Evidence) -> bool:
     scores = evidence.inputs_at(0)
     numbers = None if scores is None else dense(scores)
     blocked = numbers is not None and bool((numbers == -math.inf).any())
-    is_softmax = "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or _is_less_its_maximum(evidence)))
-    return is_softmax or _is_by_the_sum_of_a_blocked_row(evidence)
-
-
-def _is_less_its_maximum(evidence: Evidence) -> bool:
-    """Scores less their own largest (or their logsumexp), both -inf: softmax as `torch.distributions` and people write it."""
-    subtrahend = evidence.inputs_at(1)
-    if evidence.plain_name != "sub" or subtrahend is None or evidence.operands()[:2] != (-math.inf, -math.inf):
-        return False
-    maker = evidence.trace.maker(subtrahend)
-    return maker is not None and maker.name in REDUCED_MAXIMA
-
-
-def _is_by_the_sum_of_a_blocked_row(evidence: Evidence) -> bool:
-    """``e / e.sum(-1)`` where all of a row of `e` is exp(-inf), or was set to 0: softmax as it is written by hand."""
-    weights, total = evidence.inputs_at(0), evidence.inputs_at(1)
-    if evidence.plain_name != "div" or weights is None or total is None or not all(map(is_zero, evidence.operands()[:2])):
-        return False
-    summed = evidence.trace.maker(total)
-    exponentials = [maker for maker in _makers(evidence, weights) if maker.name == "exp"]
-    if summed is None or summed.name != "sum" or not exponentials:
-        return False
-    (score,) = evidence.values_of(exponentials[0])
-    # A score that is only very small has underflowed: nothing is masked.
-    return isinstance(score, float) and (score == -math.inf or bool(torch.tensor(score, dtype=weights.dtype).exp() > 0))
+    # Scores less their own largest, or their logsumexp, as `torch.distributions` and people write it.
+    is_less_its_maximum = evidence.plain_name == "sub" and evidence.operands()[:2] == (-math.inf, -math.inf)
+    return "attention" in evidence.name or (blocked and (evidence.name in SOFTMAXES or is_less_its_maximum))
 
 
 def _adds_two_masks(evidence: Evidence) -> bool:
@@ -267,12 +226,9 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(frozenset({"_ctc_loss", "ctc_loss", "_cudnn_ctc_loss"}), "infeasible_ctc", always,
         "a target is too long for its input (repeated labels need a blank between them), so no alignment exists",
         "use `zero_infinity=True`, or drop samples whose input is too short"),
-    Row(frozenset({"_weight_norm_interface", "_weight_norm"}), "zero_norm", _has_a_zero_row,
-        "a row of the weight is all zeros, and weight_norm divides it by its norm: 0 / 0",
-        "initialize that row with small random numbers: under weight_norm, a zero weight needs a zero magnitude (`original0`, `weight_g`)"),
     Row(MEANS, "empty_mean", _is_empty,
         "the mean of an empty tensor is 0 / 0",
-        "skip the batch when the selection is empty, or divide a sum by `max(count, 1)`"),
+        "skip the batch when the selection is empty, or divide a sum by the number of elements, at least 1"),
     Row(frozenset({"log1p"}), "log_zero", lambda one: operand(-1, lambda value: value == -1)(one) or not one.operands(),
         "the logarithm of 1 + x is -inf where x is -1",
         "clamp the argument to slightly above -1", (".clamp(min=-1 + 1e-6)",)),
@@ -306,11 +262,10 @@ OP_CAUSES: tuple[Row, ...] = (
     Row(ANY, "no_slope_at_zero", _has_no_slope_at_zero,
         "`{op}` has no derivative where all its inputs are 0", "pass `{op}` a small number instead of 0"),
     # A negative number to a whole power is fine; how it changes with the exponent is not.
-    Row(POWERS, "pow_negative", lambda one: bool(one.derivative) and operand(0, is_negative)(one) and _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: one.op is not None and one.op.backward and operand(0, is_negative)(one),
         "the derivative of a power with respect to its exponent contains the logarithm of the base, which is negative here",
         "keep the base positive, or pass the exponent as a Python number that is not trained"),
-    Row(POWERS, "pow_negative",
-        lambda one: bool(one.birth.kind & NAN) and operand(0, is_negative)(one) and not _is_whole(_exponent(one)),
+    Row(POWERS, "pow_negative", lambda one: bool(one.birth.kind & NAN) and operand(0, is_negative)(one),
         "a fractional power of a negative number is NaN",
         "keep the sign apart from the power (`x.sign() * x.abs() ** p`), or clamp the base where it should not be negative"),
     Row(EXPONENTIALS, "exp_overflow", lambda one: one.birth.kind == INF or one.name == "linalg_matrix_exp",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +24,6 @@ from torchdebug_magics.report import Location
 
 Sinks: TypeAlias = list[tuple[torch.Tensor, Sink]]
 """Bad tensors, each with what it is."""
-_WRITTEN_DOWN = frozenset(product(("fill_", "copy_"), ("nan_constant", "inf_constant")))
 
 
 @dataclass(frozen=True)
@@ -105,31 +103,6 @@ def bad_outputs(replayed: Replayed) -> Sinks:
     return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
 
 
-def born_beside(replayed: Replayed, outcome: Outcome) -> Sinks:
-    """What ops made NaN of finite values in the step, in the elements in which a tensor from before the step is NaN."""
-    if outcome.finding is None or outcome.finding.phase != "data":
-        return []
-    masks = [bad_mask(tensor, NAN) for tensor in outcome.bad.values()]
-    made = [op for op in replayed.observer.ops if op.is_bad and not op.backward and not op.late and not any(map(is_bad, op.inputs()))]
-    wanted = [mask for mask in masks if mask is not None and bool(mask.any())]
-    outputs = [(output, bad_mask(output, NAN)) for op in made for output in op.outputs]
-    same = [output for output, mask in outputs if mask is not None and any(torch.equal(mask, other) for other in wanted)]
-    return [(output, Sink("output")) for output in same[:1]]
-
-
-def names_a_maker(finding: NanFinding | None) -> bool:
-    """Whether it names an op that made the data bad. A number that was written into them is bad data."""
-    return finding is not None and finding.op is not None and (finding.op, finding.diagnosis) not in _WRITTEN_DOWN
-
-
-def is_further_back(one: Outcome, other: Outcome) -> bool:
-    """Whether it names other bad data, which the first were made of; a part of a tensor is still that tensor."""
-    if one.finding is None:
-        return False
-    named = one.finding.phase == "data" and (one.finding.tensor or "").partition("[")[0].isidentifier()
-    return named and not shares_memory(one.bad["output"], other.bad["output"])
-
-
 def conclude(
     inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:
@@ -145,7 +118,7 @@ def conclude(
                 birth
                 for birth in births
                 if not birth.on_purpose
-                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, birth.via, inquiry.context.roots))
+                and (birth.op is not None or birth.kind == NAN or is_bad_weight(birth.tensor, inquiry.context.roots))
             ]
         if births:
             variables, roots = {**variables_of(inquiry.chain), **replayed.names}, inquiry.context.roots
@@ -190,8 +163,7 @@ def bare(inquiry: Inquiry) -> Outcome:
 
 def _given(inquiry: Inquiry) -> Outcome | None:
     """NaN in what the model was called with. An infinity there may be meant, as in a mask."""
-    context = inquiry.context
-    calls = [entry for entry in context.entries if entry.recorded and entry.unchanged()]
+    calls = [entry for entry in inquiry.context.entries if entry.recorded and entry.unchanged()]
     given = ((entry, tensor) for entry in calls for tensor in tensors_in((entry.args, entry.kwargs)))
     entry, bad = next(((entry, tensor) for entry, tensor in given if kind_of(tensor) & NAN), (None, None))
     if entry is None or bad is None:
@@ -203,8 +175,8 @@ def _given(inquiry: Inquiry) -> Outcome | None:
         "the model was called with NaN; what computed this input was not run again",
         "look at what computes this input: it is NaN before the model is called",
     )
-    name = variable_name(bad, variables_of(inquiry.chain), context.entries)
-    finding = surfaced(bad, "data", Sink("loss"), place, context, cause, tensor=name)
+    name = variable_name(bad, variables_of(inquiry.chain), inquiry.context.entries)
+    finding = surfaced(bad, "data", Sink("loss"), place, inquiry.context, cause, tensor=name)
     return Outcome(marked(finding, bad.detach(), bad_mask(bad.detach(), NAN)), {"input": bad.detach()})
 
 

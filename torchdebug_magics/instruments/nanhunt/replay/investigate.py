@@ -21,18 +21,15 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     averaged,
     bad_outputs,
     bare,
-    born_beside,
     conclude,
-    is_further_back,
-    names_a_maker,
     needs_others,
     same_gradients,
     sinks_of,
     variables_of,
     why_not_reproduced,
 )
-from torchdebug_magics.instruments.nanhunt.replay.numpy_births import born_in_numpy
-from torchdebug_magics.instruments.nanhunt.report import LayerRow, NanFinding, Sink
+from torchdebug_magics.instruments.nanhunt.replay.data_sets import made_by_a_data_set
+from torchdebug_magics.instruments.nanhunt.report import LayerRow, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.attempt import Attempt, CannotReplay, Replayed, names_seen, refuse, span_at
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step
 from torchdebug_magics.instruments.nanhunt.rerun.step_rerun import StepRerun
@@ -40,17 +37,12 @@ from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, draws,
 from torchdebug_magics.instruments.nanhunt.verified_fix import Again, with_verified_fix
 from torchdebug_magics.instruments.nanhunt.watch.update_checks import at_scale_one, live_scalers, may_be_scaling
 from torchdebug_magics.probing.source import syntax
-from torchdebug_magics.probing.source.user_code import excerpt
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, tensors_in
+from torchdebug_magics.probing.tensors import NAN, kind_of, tensors_in
 
 _MOST_S = 10.0
 """A cell that took longer is not run again."""
 _EXPECTING = frozenset({"isnan", "isfinite", "nan_to_num", "nan_to_num_", "nanmean", "nansum", "nanmedian", "nanquantile", "equal_nan"})
 _LOOKED_INTO = frozenset({torch.Tensor, tuple, list, dict})
-_MOST_ROWS = 20
-"""As many as a finding keeps."""
-_MOST_SAMPLES = 256
-_MOST_READING_S = 2.0
 Bad: TypeAlias = "Callable[[Replayed], Sinks]"
 """What of a replay is bad."""
 
@@ -139,12 +131,6 @@ class Investigator:
             return f"the step could not be replayed as a whole: {replayed.refused}"
         if not replayed.finished:
             return replayed.problem or "the replay did not reach backward()"
-        if replayed.reproduced is False:
-            # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
-            without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
-            fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
-            other = fewer()
-            replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
     def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:
@@ -177,11 +163,6 @@ class Investigator:
         outcome = conclude(inquiry, replayed, bad(replayed), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
-        if earlier is None and (beside := born_beside(replayed, outcome)):
-            # What an earlier step has left may be made bad again in this one, though its loss does not use that yet.
-            again_born = conclude(inquiry, replayed, beside, outcome.way, lambda _: None)
-            if names_a_maker(again_born.finding):
-                return self._with_fix(again_born, inquiry, again, partial(born_beside, outcome=outcome), what="the bad op")
         if outcome.finding is not None and outcome.finding.phase == "data":
             outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
             if reading is not None:
@@ -212,36 +193,24 @@ class Investigator:
         name = finding.tensor.partition("[")[0] if finding is not None and finding.phase == "data" and finding.tensor else ""
         if finding is None or not name.isidentifier() or not step.entries:
             return None
-        again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name)
         try:
-            given, line = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
+            given = overwritten(step, inquiry.chain, name, self._rerun.recorder.batches)
         except CannotReplay:
             return None
         for held in ({}, *given):
-            again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
+            again: Again = partial(self._rerun.statements, step, inquiry.chain, attempt, name, held)
             replayed = again()
             if replayed.refused:
                 return None
             if replayed.finished and replayed.reproduced:
                 made = conclude(inquiry, replayed, sinks_of(replayed, inquiry), outcome.way, self._note)
-                if names_a_maker(made.finding) or is_further_back(made, outcome):
+                if made.finding is not None and made.finding.op is not None:
                     return made, again
-        if line is None:
-            return None
-        finding = replace(
-            finding,
-            location=line,
-            excerpt=excerpt(line),
-            underlined=None,
-            explanation=f"`{name}` is non-finite after this line, which cannot be run again: what `{name}` held before it is overwritten",
-            fix=f"check `{name}` before this line; with another name for its result, the op or the bad data is named",
-        )
-        return replace(outcome, finding=finding, evidence=None), again
+        return None
 
-    def update(self, step: Step, inquiry: Inquiry, *, inside: bool) -> Outcome | None:
-        """Gradients that are bad when an optimizer steps, maybe `inside` a backward(); None where that cannot be run again."""
-        number = step.backwards + 1 if inside and step.entries else step.backward_number
-        attempt = Attempt(inquiry.tensors, number, inquiry.leaves, until_update=True)
+    def update(self, step: Step, inquiry: Inquiry) -> Outcome | None:
+        """Gradients that are bad when an optimizer steps; None where that cannot be run again."""
+        attempt = Attempt(inquiry.tensors, step.backward_number, inquiry.leaves, until_update=True)
         replayed = self._rerun.statements(step, inquiry.chain, attempt)
         if (of_ranks := averaged(inquiry, replayed)) is not None:  # also of a replay that came no further than that
             return of_ranks
@@ -306,34 +275,3 @@ class Investigator:
             return None  # the loss is the same at scale 1: no scaler is at work here
         bad = any(kind_of(tensor) for tensor in (*replayed.losses, *replayed.gradients.values()))
         return None if bad else tuple(used)
-
-
-def made_by_a_data_set(rerun: StepRerun, inquiry: Inquiry, outcome: Outcome, data: NanFinding) -> tuple[Outcome, Again | None]:
-    """The outcome with the op named; where it made all rows bad, the finding about that op, and what reads the bad sample once more."""
-    sources = list(rerun.recorder.batches.bad_sources())
-    last: list[tuple[Any, int]] = []
-    again: Again = partial(rerun.call, partial(_first_bad_sample, sources, last), sources)
-    replayed = again()
-    if not replayed.finished or not bad_outputs(replayed):
-        return outcome, None
-    if (of_numpy := born_in_numpy(rerun, *last[-1], data)) is not data:
-        return replace(outcome, finding=of_numpy), None
-    made = conclude(inquiry, replayed, bad_outputs(replayed), "statements", lambda _: None, only_births=True)
-    finding = made.finding
-    if finding is None or finding.op is None or finding.location is None:
-        return outcome, None
-    if data.shape and len(data.rows) < min(data.shape[0], _MOST_ROWS):
-        place = f"{finding.location}: `{finding.location.source}`"
-        return replace(outcome, finding=replace(data, explanation=f"{data.explanation}; `{finding.op}` produced it, in {place}")), None
-    return replace(made, finding=replace(finding, sink=Sink("loss")), reproduced=None), again
-
-
-def _first_bad_sample(sources: list[Any], last: list[tuple[Any, int]]) -> object:
-    """Read data sets again, from their beginning, up to the first bad sample; `last` gets where that is."""
-    sample, until = None, time.process_time() + _MOST_READING_S
-    for source in sources:
-        for place in range(min(len(source), _MOST_SAMPLES)):
-            sample, last[:] = source[place], [(source, place)]
-            if any(map(is_bad, tensors_in([sample]))) or time.process_time() > until:
-                return sample
-    return sample

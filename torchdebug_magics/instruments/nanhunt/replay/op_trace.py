@@ -207,8 +207,6 @@ class Trace(OpRecorder[_Running]):
         self.late = False
         self.paused = False
         """Whether ops only run: a backward that nothing is asked about."""
-        self._around: Any = None
-        """The node in whose hook all of this runs, where an update is made inside a backward()."""
         self._calls = calls
         self._layers = LayerWatch(calls)
         self._nodes: NodeMakers[Op] = NodeMakers()
@@ -226,7 +224,6 @@ class Trace(OpRecorder[_Running]):
         """Record until the stack closes."""
         self._layers.attach(stack)
         self._calls.attach(stack)
-        self._around = torch._C._current_autograd_node()
         self._nodes.skip()
         super().attach(stack, height)
 
@@ -241,10 +238,6 @@ class Trace(OpRecorder[_Running]):
     def backward_ends(self, *, is_the_one: bool) -> None:
         """Its ops are over."""
         self.backward_frame, self.late = None, self.late or is_the_one
-
-    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
-        """What is used in place of a tensor that was made again has come about as that one has."""
-        self._stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
 
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
@@ -346,8 +339,7 @@ class Trace(OpRecorder[_Running]):
         raise error
 
     def _begun(self, func: Any, frame: FrameType | None) -> Op:
-        node: Any = torch._C._current_autograd_node()
-        node, name = None if node is self._around else node, op_name(func)
+        node, name = torch._C._current_autograd_node(), op_name(func)
         call, node_sequence = self._calls.current, None if node is None or node._sequence_nr() >= _NO_SEQUENCE else node._sequence_nr()
         line = (frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) if frame is not None else None
         backward = node is not None or self.backward_frame is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ from torchdebug_magics.probing.source.user_code import frames_above, is_user_cod
 from torchdebug_magics.probing.state.contents import Kept, version_of
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.probing.state.snapshot import OF_A_STEP, Snapshot
-from torchdebug_magics.probing.tensors import is_bad, kind_of, largest, tensors_in
+from torchdebug_magics.probing.tensors import is_bad, tensors_in
 
 _MOST_RECORDED = 64
 """Arguments of outermost calls kept for one step: a loop that never calls backward() must not pile up its inputs."""
@@ -295,7 +294,6 @@ class Known:
     parameters: dict[int, torch.Tensor]
     buffers: BufferKeeper
     places: list[Namespace]
-    bad_from_start: frozenset[int]
     writes_input: bool = False
     """Whether a call of it was seen to write into its arguments."""
 
@@ -325,9 +323,8 @@ class Models:
             parts = list(unwrapped(module).modules())
             own = [part for part in parts if not type(part).__module__.startswith("torch.nn.")]
             parameters: dict[int, torch.Tensor] = {id(parameter): parameter for parameter in unwrapped(module).parameters()}
-            bad = () if math.isfinite(largest(parameters.values())) else (name for name, one in parameters.items() if kind_of(one))
             gone = weakref.ref(module, lambda _: self._known.pop(key, None))
-            known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers), frozenset(bad))
+            known = self._known[key] = Known(gone, parameters, BufferKeeper(parts), places_of(own, callers))
             self.step_ends()
         return known
 
@@ -339,10 +336,6 @@ class Models:
         """The parameters of modules, by id; to be read only."""
         held = [self._known[key].parameters for key in keys if key in self._known]
         return held[0] if len(held) == 1 else {number: one for parameters in held for number, one in parameters.items()}
-
-    def bad_from_start(self) -> frozenset[int]:
-        """Ids of parameters that were bad when their module was first called."""
-        return frozenset().union(*(known.bad_from_start for known in self._known.values()))
 
     def roots(self) -> list[torch.nn.Module]:
         """Modules that were called outermost, then those that hold them, without what is a part of another."""

@@ -34,9 +34,8 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
     writes_into,
 )
-from torchdebug_magics.probing.source.user_code import adopt_timed, location, owner
+from torchdebug_magics.probing.source.user_code import adopt_timed, owner
 from torchdebug_magics.probing.tensors import is_bad, tensors_in
-from torchdebug_magics.report import Location
 
 _NO_SOURCE = "the source of the step is not at hand"
 
@@ -52,13 +51,11 @@ class Slice:
     """What the variables that the step binds held at its end."""
 
 
-def cut(
-    step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({}), *, graphs: bool = True
-) -> Slice:
+def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is with `graphs` that of each variable with a graph; `held` says what variables held before.
+    the model call, is to be run again, too, as is that of each variable with a graph; `held` says what variables held before.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -67,7 +64,7 @@ def cut(
         statements, now = body[first : last + 1], names_seen(end.frame)
         early = dict(step.live_in.get(id(start.frame), {}))
         # What is filled in the step must begin empty again; a backward() goes on into what made a variable with a graph.
-        free = read_before_bound(statements) - early.keys() if graphs else set()
+        free = read_before_bound(statements) - early.keys()
         with_graph = {name for name in free if isinstance(value := now.get(name), torch.Tensor) and value.grad_fn is not None}
         remade = ({wanted} - {""}) | written_into(statements) | with_graph
         before, _ = makers(_ahead(start, body)[0], remade, frozenset(held))
@@ -84,16 +81,13 @@ def cut(
     return Slice(code, {**now, **early, **given}, tuple(together), made)
 
 
-def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> tuple[list[dict[str, Any]], Location | None]:
-    """Where `wanted` was made of something that it was written over: what that may have been, for `held` of `cut`, and the line."""
+def overwritten(step: Step, sink: tuple[Position, ...], wanted: str, batches: Batches) -> list[dict[str, Any]]:
+    """Where `wanted` was made of something that it was written over: what that may have been, for `held` of `cut`."""
     start, end = _common(step, sink)
     ahead, loop = _ahead(start, _statements(start, end)[0])
     gone = makers(ahead, {wanted})[1]
-    if not gone:
-        return [], None
     target = drawn_by(ahead, gone) or (loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None)
-    code, line = end.frame.f_code, max((one.lineno for one in ahead if wanted in bound_names(one)), default=0)
-    return [*batches.bound_by(target, gone)] if target is not None else [], location(code.co_filename, line, code.co_name)
+    return [*batches.bound_by(target, gone)] if gone and target is not None else []
 
 
 def _ahead(start: Position, body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.stmt | None]:
@@ -156,17 +150,6 @@ def values_in(part: Slice | None) -> list[object]:
     if part is None:
         return []
     return [part.names[name] for name in names_in(*part.statements) & part.names.keys()]
-
-
-def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
-    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
-    cut: dict[int, torch.Tensor] = {}
-    for name in read_before_bound(list(part.statements)):
-        value = part.names.get(name)
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            leaf = part.names[name] = value.detach().requires_grad_()
-            cut[id(leaf)] = leaf
-    return cut
 
 
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})

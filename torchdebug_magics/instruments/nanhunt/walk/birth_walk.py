@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of, shares_memory
+from torchdebug_magics.instruments.nanhunt.causes.tensor_names import owner_of
 from torchdebug_magics.instruments.nanhunt.replay.op_trace import Op, Trace
 from torchdebug_magics.instruments.nanhunt.walk.blamed_inputs import (
     Masks,
@@ -219,29 +219,12 @@ def is_mask(tensor: torch.Tensor, kind: int, via: tuple[Op, ...]) -> bool:
     return True
 
 
-_FACTORS = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "mul", "div", "linear", "einsum", "pow", "_embedding_bag"), ()),
-    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm"), (0,)),
-    **dict.fromkeys(("convolution", "native_batch_norm", "_native_batch_norm_legit_no_training", "native_group_norm", "lstm", "gru"), (2,)),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), (3,)),
-    **dict.fromkeys(("mkldnn_rnn_layer", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "prelu", "_prelu_kernel"), ()),
-}
-"""Ops that multiply, each with the places of the arguments that it only adds."""
+def is_bad_weight(tensor: torch.Tensor, roots: Iterable[torch.nn.Module]) -> bool:
+    """Whether infinities that a model holds were put there by nobody: in a matrix, or plus infinity in a vector that is trained.
 
-
-def is_bad_weight(tensor: torch.Tensor, via: tuple[Op, ...], roots: Iterable[torch.nn.Module]) -> bool:
-    """Whether infinities that a model holds were put there by nobody: in what is multiplied, or plus infinity in a bias that is trained.
-
-    What is added, compared or chosen from may hold infinities by design, as a mask does.
+    A buffer may hold infinities by design, and so may a vector that is added, such as a bias that blocks a class.
     """
-    owner, user = owner_of(tensor, roots), next((op for op in via if not is_movement(op.func)), None)
-    if owner is None or user is None:
+    owner = owner_of(tensor, roots)
+    if owner is None or owner[0] != "parameter":
         return False
-    name = user.name.removesuffix("_")
-    if name in _FACTORS:
-        added = [user.args[place] for place in _FACTORS[name] if place < len(user.args)]
-        if not any(isinstance(one, torch.Tensor) and shares_memory(one, tensor) for one in added):
-            return True
-    numbers = dense(tensor)
-    plus = numbers is not None and not numbers.is_complex() and bool((numbers == math.inf).any())
-    return plus and tensor.requires_grad and (name in _FACTORS or name == "add")
+    return tensor.dim() > 1 or (tensor.requires_grad and bool((tensor == math.inf).any()))

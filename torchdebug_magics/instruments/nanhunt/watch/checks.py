@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -211,13 +210,8 @@ class Checks:
             self._undo(leaves)
         return outcome
 
-    def gradients(
-        self, optimizer: torch.optim.Optimizer, differentiated: tuple[torch.Tensor, ...] = (), inside: FrameType | None = None
-    ) -> Outcome | None:
-        """Gradients that were written since the last backward(), before an update applies them.
-
-        In the middle of a backward pass: what that began from, and the frame that it runs in.
-        """
+    def gradients(self, optimizer: torch.optim.Optimizer, *, inside: bool) -> Outcome | None:
+        """Gradients that were written since the last backward(), before an update applies them; `inside` a backward() without a replay."""
         gradients = updates.gradients_of(optimizer)
         if any(id(gradient) in self._explained for _, gradient in gradients):
             return None  # clipping, or an average over ranks, only spreads what the last backward() left
@@ -228,20 +222,19 @@ class Checks:
         changed = [gradient for _, gradient in gradients if unseen or self._versions.get(id(gradient)) != gradient._version]
         if not changed or self._tally.is_full or math.isfinite(survey((), changed)[1]) or skips(optimizer):
             return None
-        leaves = {**(self._recorder.parameters() if inside is not None else {}), **{id(one): one for one, _ in gradients}}
-        inquiry = Inquiry(differentiated or self._last_loss, leaves, frame_chain(inside or sys._getframe(1)), self._context())
-        with end_deferred():
-            outcome = self._guard.run(
-                "the replay up to the update", self._investigator.update, self._recorder.step, inquiry, inside=inside is not None
-            )
+        outcome: Outcome | None = None
+        if not inside:
+            leaves = {id(parameter): parameter for parameter, _ in gradients}
+            inquiry = Inquiry(self._last_loss, leaves, frame_chain(sys._getframe(1)), self._context())
+            with end_deferred():
+                outcome = self._guard.run("the replay up to the update", self._investigator.update, self._recorder.step, inquiry)
         if outcome is None:
             parameter, gradient = next((pair for pair in gradients if kind_of(pair[1])), gradients[0])
-            finding = updates.bad_gradient(
-                self._name(parameter), gradient, self._context(), overflowed=overflowed, computed=id(gradient) in self._versions
-            )
+            made = "hook" if inside else "scaled" if overflowed else "changed" if id(gradient) in self._versions else "elsewhere"
+            finding = updates.bad_gradient(self._name(parameter), gradient, self._context(), made)
+            if inside and self.is_half_updated:
+                finding = replace(finding, weights="weights changed since the step began")
             outcome = Outcome(finding, {"gradient": gradient.detach()})
-        if inside is not None and self.is_half_updated and outcome.finding is not None:
-            outcome = replace(outcome, finding=replace(outcome.finding, weights="weights changed since the step began"))
         if overflowed:
             self._tally.overflows.applied()
         return self._tally.add(outcome)
@@ -320,15 +313,13 @@ class Checks:
         parameters = [parameter for parameter, _ in updates.gradients_of(optimizer)]
         if not parameters or self._tally.is_full or self._tally.first.finding:
             return None
-        known = self._recorder.models.bad_from_start()
-        parameters = [parameter for parameter in parameters if id(parameter) not in known]
+        parameters = [parameter for parameter in parameters if not self._beginning.was_bad(parameter)]
         # With one synchronisation, where all are finite.
         parameter = None if math.isfinite(survey((), parameters)[1]) else next(filter(kind_of, parameters), None)
         if parameter is None:
             return None
         undo = self._update()
-        before = undo.before if undo is not None and undo.optimizer is optimizer else lambda _: None
-        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context(), before)
+        finding = updates.bad_parameter(optimizer, parameter, self._name(parameter), self._context())
         bad = Outcome(finding, {"output": parameter.detach().clone()})
         outcome = self._tally.add(bad if undo is None else undo.weighed(bad, "weights poisoned"))
         if outcome is not None and self._stops and undo is not None:
@@ -352,7 +343,9 @@ class Checks:
             self._tally.phase = "watching"
         if outcome.overflow is None:
             undo = self._update()
-            return self._tally.add(outcome if undo is None else undo.told(outcome, context, self._name))
+            if undo is not None and outcome.finding is not None and outcome.finding.phase in {"parameter", "optimizer"}:
+                return self._look_at_parameters(undo.optimizer) or self._tally.add(undo.told(outcome))
+            return self._tally.add(outcome if undo is None else undo.told(outcome))
         collapse = self._tally.overflows.count(leaves, outcome.overflow, context)
         return None if collapse is None else self._tally.add(Outcome(collapse, {}))
 
@@ -385,7 +378,6 @@ class Checks:
             entries=tuple(self._recorder.step.entries),
             history=tuple(self._tally.history)[-_CONTEXT_HISTORY:],
             losses=tuple(self._tally.losses)[-_CONTEXT_HISTORY:],
-            bad_from_start=self._recorder.models.bad_from_start(),
             beginning=self._beginning,
         )
 

@@ -97,7 +97,7 @@ class Beginning:
         bad = [] if math.isfinite(largest(tensors)) else [tensor for tensor in tensors if kind_of(tensor)]
         return cls(tuple(map(weakref.ref, bad)), is_known=True)
 
-    def was_fine(self, tensor: torch.Tensor) -> bool:
-        """Whether what holds these numbers was finite, or was not there yet."""
+    def was_bad(self, tensor: torch.Tensor) -> bool:
+        """Whether what holds these numbers was there and was bad, as far as that is known."""
         alive = (reference() for reference in self.bad)
-        return self.is_known and not any(one is not None and shares_memory(one, tensor) for one in alive)
+        return any(held is not None and shares_memory(held, tensor) for held in alive)

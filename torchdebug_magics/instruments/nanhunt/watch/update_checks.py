@@ -9,39 +9,30 @@ import contextlib
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
 from torchdebug_magics.format import plural
-from torchdebug_magics.instruments.nanhunt.causes.diagnose import diagnose
-from torchdebug_magics.instruments.nanhunt.causes.evidence import Context, Evidence
+from torchdebug_magics.instruments.nanhunt.causes.evidence import Context
 from torchdebug_magics.instruments.nanhunt.causes.op_table import Diagnosis
 from torchdebug_magics.instruments.nanhunt.finding import here, kind_word, marked, surfaced
 from torchdebug_magics.instruments.nanhunt.replay.conclusion import Outcome
-from torchdebug_magics.instruments.nanhunt.replay.op_trace import Trace
 from torchdebug_magics.instruments.nanhunt.report import NanFinding, Sink
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import Held
-from torchdebug_magics.instruments.nanhunt.walk.birth_walk import Birth, walk
-from torchdebug_magics.probing.distributed.this_rank import rank
-from torchdebug_magics.probing.distributed.unsent_collectives import UnsentCollectives
-from torchdebug_magics.probing.modules import ModuleCalls, live
-from torchdebug_magics.probing.safety import Guard, quiet
-from torchdebug_magics.probing.source.user_code import frames_above, location
-from torchdebug_magics.probing.state.contents import Kept, Writes, version_of
-from torchdebug_magics.probing.state.snapshot import Snapshot
-from torchdebug_magics.probing.tensors import NAN, is_bad, kind_of, largest
+from torchdebug_magics.probing.modules import live
+from torchdebug_magics.probing.source.user_code import frames_above
+from torchdebug_magics.probing.state.contents import Kept, version_of
+from torchdebug_magics.probing.tensors import NAN, kind_of, largest
 
 _LARGE, _HUGE = 1e4, 1e15
 """Of an update, and of a gradient whose square some optimizers keep."""
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 """What is no larger is 0 in that type."""
-Before: TypeAlias = "Callable[[Any], Any]"
-"""What a tensor, or a container of the optimizer's state, held before the update; None where no copy was made."""
 _MOST_BYTES = 1 << 28
 """Of one copy: what holds more than that is not worth the danger of running out of memory."""
 
@@ -82,122 +73,66 @@ def _has_no_eps(group: dict[str, Any]) -> bool:
     return abs(eps) <= _SMALLEST.get(parameters[0].dtype, 0.0)
 
 
-def bad_gradient(name: str, gradient: torch.Tensor, context: Context, *, overflowed: bool, computed: bool) -> NanFinding:
-    """A gradient that is about to be applied; how it came about could not be run again."""
-    if overflowed:
-        cause = Diagnosis(
-            "clip_inf",
-            "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it",
-            "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`",
-        )
-    elif not computed:
-        cause = Diagnosis(
-            None,
-            f"the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)",
-            "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite",
-        )
-    else:
-        cause = Diagnosis(
-            "clip_inf",
-            f"the gradient of {name} was finite after backward(), and was changed before the update",
-            "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0",
-        )
-    kind = "inf" if overflowed else kind_word(gradient)
+_GRADIENTS = {
+    "hook": (
+        None,
+        "the gradient of {name} is non-finite as backward() has computed it; the hook that applies it runs inside backward()",
+        "run the cell without the hook and call `step()` after backward(): then the op that makes the gradient non-finite is named",
+    ),
+    "scaled": (
+        "clip_inf",
+        "the gradients were non-finite after backward(), and this step applies them: no GradScaler skips it",
+        "if the loss is scaled, step through the scaler: `scaler.step(optimizer); scaler.update()`",
+    ),
+    "elsewhere": (
+        None,
+        "the gradient of {name} is non-finite, and no observed backward() computed it (`torch.func`, or code that sets `.grad`)",
+        "check the loss and the code that computes this gradient: `torch.isfinite(loss)` shows which of the two is non-finite",
+    ),
+    "changed": (
+        "clip_inf",
+        "the gradient of {name} was finite after backward(), and was changed before the update",
+        "check the code that scales or clips gradients before step(): an infinite or zero norm, a division by a count of 0",
+    ),
+}
+"""How a gradient that cannot be made again came about."""
+
+
+def bad_gradient(name: str, gradient: torch.Tensor, context: Context, made: str) -> NanFinding:
+    """A gradient that is about to be applied; `made`: how it came about, which could not be run again."""
+    slug, explanation, fix = _GRADIENTS[made]
+    kind = "inf" if made == "scaled" else kind_word(gradient)
+    cause = Diagnosis(slug, explanation.format(name=name), fix)
     return marked(surfaced(gradient, "optimizer", Sink("gradient", name), here(), context, cause, tensor=name, kind=kind), gradient)
 
 
-def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context, before: Before) -> NanFinding:
-    """A parameter that an update has just made non-finite. `before`: what is known of it, and of the optimizer, before that."""
-    group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
-    evidence = _retaken(optimizer, group, parameter, context, before)
-    op = None if evidence is None else evidence.op
-    cause = _cause(optimizer, group, parameter, name, evidence)
-    place = here() if op is None or op.line is None else location(*op.line)
-    finding = surfaced(
-        parameter,
-        "optimizer",
-        Sink("tensor", name),
-        place,
-        context,
-        cause,
-        tensor=name,
-        op=None if op is None else op.name,
-        operands=() if evidence is None else tuple(evidence.operands()),
-        weights="weights poisoned",
-    )
-    return marked(finding, parameter)
-
-
-def _cause(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, name: str, evidence: Evidence | None
-) -> Diagnosis:
-    """Read from the optimizer's own settings; of one that torch did not write, from the op that made the value."""
+def bad_parameter(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, context: Context) -> NanFinding:
+    """A parameter that an update has just made non-finite; why is read from the optimizer's own settings."""
     kind = type(optimizer).__name__
+    group = next((group for group in optimizer.param_groups if any(one is parameter for one in group["params"])), {})
     if _has_no_eps({**group, "params": [parameter]}):
         eps = "eps=0" if group["eps"] == 0.0 else f"eps={group['eps']:g}, which is 0 in {str(parameter.dtype).removeprefix('torch.')},"
-        return Diagnosis(
+        cause = Diagnosis(
             "adam_eps_zero",
             f"{kind} with {eps} divides 0 by 0 where a gradient of {name} has always been 0",
             "restore the eps of the optimizer (1e-8 is the default)"
             if group["eps"] == 0.0
             else "keep the parameters in float32 and use autocast, or use an eps that this dtype can represent, such as `eps=1e-4`",
         )
-    if evidence is not None and not _is_torchs(optimizer):
-        cause = diagnose(evidence)
-        if cause.slug is not None or evidence.kind & NAN:
-            return replace(cause, explanation=f"in the update of {name} by {kind}: {cause.explanation}")
-    return Diagnosis(
-        "lr_too_high",
-        f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} overflows the range of its dtype",
-        "lower the learning rate, warm it up, or clip the gradients",
-    )
-
-
-def _retaken(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, context: Context, before: Before
-) -> Evidence | None:
-    """The birth of the bad value in the update; None where the update cannot be run so."""
-    if not group or parameter.grad is None:
-        return None
-    held = before(parameter)
-    twin = torch.nn.Parameter(_finite(parameter) if held is None else held.clone())
-    twin.grad = parameter.grad.detach().clone()
-    alone = {**group, "params": [twin], "foreach": False, "fused": False, "capturable": False}
-    known = before(optimizer.state.get(parameter, {}))
-    state = {name: _value(value, before) for name, value in (optimizer.state.get(parameter, {}) if known is None else known).items()}
-    double = object.__new__(type(optimizer))  # `copy.copy` would let it write defaults into the one that it is made of
-    double.__dict__.update(vars(optimizer), defaults=dict(optimizer.defaults), param_groups=[alone], state=type(optimizer.state)(dict))
-    double.state[twin] = state
-    trace, before_update = Trace(ModuleCalls(())), Snapshot([vars(optimizer)])
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(quiet())
-            stack.enter_context(Writes(before_update.contents).listener())
-            trace.attach(stack)
-            if rank() is not None:
-                stack.enter_context(UnsentCollectives().listener())
-            step: Any = type(optimizer).step
-            # Past the wrapper that calls the hooks of `step`, ours among them; the compiler may have put another around that.
-            while getattr(step, "hooked", False):
-                step = step.__wrapped__
-            step(double)
-        births: list[Birth] = [birth for birth in walk(trace, [twin.detach()]) if birth.op is not None]
-    except Exception:  # noqa: BLE001 - one that wants a closure, or keeps more than its state, cannot be run so: the op stays unknown
-        return None
-    finally:
-        before_update.put_back(Guard())
-    return Evidence(births[0], trace, context) if births else None
-
-
-def _value(value: Any, before: Before) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
-    held = before(value)
-    return _finite(value) if held is None else held.clone()
-
-
-def _finite(value: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(value.detach().clone(), nan=0.0, posinf=0.0, neginf=0.0)
+    elif _is_torchs(optimizer):
+        cause = Diagnosis(
+            "lr_too_high",
+            f"the update of {name} by {kind} with lr={float(group.get('lr', 0.0)):g} overflows the range of its dtype",
+            "lower the learning rate, warm it up, or clip the gradients",
+        )
+    else:
+        cause = Diagnosis(
+            None,
+            f"`step()` of {kind} makes {name} non-finite; its gradient was finite",
+            f"check the arithmetic of `{kind}.step()`: a division by 0, a learning rate that is too high",
+        )
+    finding = surfaced(parameter, "optimizer", Sink("tensor", name), here(), context, cause, tensor=name, weights="weights poisoned")
+    return marked(finding, parameter)
 
 
 class Undo:
@@ -233,25 +168,9 @@ class Undo:
         """Whether anything was changed by now, such as by an update between two calls of a closure."""
         return any(version_of(one.tensor) != one.version for one in self._kept)
 
-    def before(self, value: Any) -> Any:
-        """What a tensor or a container held before the update; None where there is no copy of it."""
-        pairs = [(one.tensor, one.copy) for one in self._kept] + self._containers
-        return next((held for one, held in pairs if one is value), None) if self.has_copies else None
-
-    def told(self, outcome: Outcome, context: Context, name: Callable[[torch.Tensor], str]) -> Outcome:
-        """What was found in a closure that this update calls: with what is true of the weights, and of a parameter that it has spoilt."""
-        finding = outcome.finding
-        if finding is None or not self.is_written():
-            return outcome
-        mine = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
-        kept = [one for one in self._kept if id(one.tensor) in mine and one.copy is not None]
-        spoilt = [one.tensor for one in kept if is_bad(one.tensor) and one.copy is not None and not is_bad(one.copy)]
-        if spoilt and finding.phase in {"parameter", "optimizer"}:
-            parameter = spoilt[0]
-            outcome = Outcome(
-                bad_parameter(self.optimizer, parameter, name(parameter), context, self.before), {"output": parameter.detach().clone()}
-            )
-        return self.weighed(outcome, "weights changed since the step began")
+    def told(self, outcome: Outcome) -> Outcome:
+        """What was found in a closure that this update calls: with what is true of the weights."""
+        return self.weighed(outcome, "weights changed since the step began") if self.is_written() else outcome
 
     def weighed(self, outcome: Outcome, otherwise: str) -> Outcome:
         """The outcome with what becomes of the weights: they are put back where there is a copy."""
