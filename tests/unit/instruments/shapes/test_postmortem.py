@@ -99,6 +99,42 @@ def test_the_rows_up_to_the_failure_are_shown(shell: InteractiveShell) -> None:
     assert report.failure.error.endswith("mat1 and mat2 shapes cannot be multiplied (2x288 and 100x10)")
 
 
+GENERATOR = """class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 8)])
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            yield x
+class Kept(Steps):
+    def forward(self, start):
+        x = start
+        for layer in self.layers:
+            x = layer(x)
+            yield x
+steps, kept, rows = Steps(), Kept(), torch.randn(5, 6)
+"""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["for y in steps(rows):\n    pass", "found = list(steps(x=rows))", "found = kept(rows)\nnext(found)\nnext(found)"],
+    ids=["a loop", "a list", "one at a time"],
+)
+def test_a_forward_that_yields_is_explained_as_a_whole(shell: InteractiveShell, cell: str) -> None:
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        shell.run_cell(SETUP + GENERATOR)
+        assert not shell.run_cell(cell).success
+        shell.run_cell("%shapes -o post")
+    failure = shell.user_ns["post"].failure
+    assert (failure.module, failure.op, failure.location.source) == ("layers.1", "linear", "x = layer(x)")
+    assert failure.explanation == "`layers.1` expects 6 features, gets 8 from `layers.0`"
+    assert failure.fixes[0].code == "layers[1] = nn.Linear(8, 8)"
+
+
 @pytest.mark.parametrize("cell", ["1 / 0", "raise ValueError('mine')", "{}['k']", "net.nothing"])
 def test_of_other_errors_it_says_that_it_cannot_explain_them(shell: InteractiveShell, cell: str) -> None:
     report = after(shell, cell)

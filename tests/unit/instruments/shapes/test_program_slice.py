@@ -83,6 +83,10 @@ FIXED = {
         "out = lstm(rows[:, :, None])[0]\nnn.MSELoss()(fc(out), torch.rand(6, 1))",
         "nn.MSELoss()(fc(out)[:, -1], torch.rand(6, 1))",
     ),
+    "scores of all words but the last": (
+        "words = torch.randint(0, 5, (6, 8))\nlm = nn.Embedding(5, 5)\nF.cross_entropy(lm(words[:, :-1]).flatten(0, 1), words.view(-1))",
+        "words[:, 1:].reshape(-1)",
+    ),
     "the batch of one squeezed away": (
         "one = nn.Linear(8, 1)\nlast = rows[:1]\nout = one(last).squeeze()\nF.binary_cross_entropy_with_logits(out, torch.ones(1))",
         "one(last).squeeze(-1)",

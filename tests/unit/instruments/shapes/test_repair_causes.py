@@ -80,6 +80,32 @@ def grid_sample_batch() -> tuple[Any, ...]:
     return M(loc=nn.Linear(3, 6)), torch.randn(4, 3, 8, 8)
 
 
+@case(
+    "",
+    "zeros",
+    "`torch.zeros(x.shape[0], 10 - x.shape[1])` requests a tensor of 2 x -2: `10 - x.shape[1]` is",
+    " -2, as `x` is 2 x 12",
+    fix="x = x[:, :10]",
+)
+def negative_sizes() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            pad = torch.zeros(x.shape[0], 10 - x.shape[1])
+            return self.fc(torch.cat([x, pad], 1))
+
+    return M(fc=nn.Linear(10, 2)), torch.randn(2, 12)
+
+
+@case(
+    "0",
+    "conv_transpose2d",
+    "`0` would return a size of -3 x -3 for `input` of 1 x 3 x 2 x 2 with kernel_size 2, stride 1, padding 3",
+    fix="",
+)
+def negative_conv_transpose() -> tuple[Any, ...]:
+    return nn.Sequential(nn.ConvTranspose2d(3, 4, 2, padding=3)), torch.randn(1, 3, 2, 2)
+
+
 @case("", None, "mat1 and mat2 shapes cannot be multiplied (3x6 and 5x2)", fix="")
 def script_module() -> tuple[Any, ...]:
     class M(Parts):
@@ -92,8 +118,9 @@ def script_module() -> tuple[Any, ...]:
 @case(
     "",
     "view",
-    "`self.q(x).view(b, t, self.heads, c // self.heads)` cannot split 20 into 3 x 6 = 18",
-    fix="q = nn.Linear(20, 18)",
+    "`self.q(x).view(b, t, self.heads, c // self.heads)` cannot split 2 x 5 x 20: `c",
+    " // self.heads` is 20 // 3, with a remainder of 2; 2 and 4 divide 20",
+    fix="",
 )
 def heads_not_dividing() -> tuple[Any, ...]:
     class M(Parts):
@@ -119,7 +146,12 @@ def einsum_features() -> tuple[Any, ...]:
     return M(w=nn.Parameter(torch.zeros(8, 3))), torch.randn(2, 5, 6)
 
 
-@case("2", None, "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)")
+@case(
+    "2",
+    None,
+    "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)",
+    fix="model[1].register_forward_hook(lambda module, args, output: output[0])",
+)
 def lstm_tuple() -> tuple[Any, ...]:
     return nn.Sequential(nn.Embedding(10, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 2)), torch.randint(0, 10, (2, 5))
 
@@ -197,8 +229,30 @@ def maximum_over_the_batch() -> tuple[Any, ...]:
 
 @case(
     "",
+    "add",
+    "`u + s2` cannot broadcast `u` of 2 x 8 x 16 x 16 with `s2` of 2 x 16 x 8 x 8 (from `e2`): 16 and 8",
+    " in the last dimension",
+    fix="u + s1",
+)
+def unet_wrong_skip() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            s1 = self.e1(x)
+            s2 = self.e2(F.max_pool2d(s1, 2))
+            u = self.up(s2)
+            return u + s2
+
+    def c(i: int, o: int) -> nn.Module:
+        return nn.Conv2d(i, o, 3, padding=1)
+
+    return M(e1=c(3, 8), e2=c(8, 16), up=nn.ConvTranspose2d(16, 8, 2, 2)), torch.randn(2, 3, 16, 16)
+
+
+@case(
+    "",
     "reshape",
-    "`img.reshape(b, c, h // p, p, w // p, p)` cannot reshape 2 x 3 x 30 x 30",
+    "`img.reshape(b, c, h // p, p, w // p, p)` cannot split 2 x 3 x 30 x 30: `h // p` is 30 // 8,",
+    " with a remainder of 6; 6 and 10 divide 30",
     fix="input of 32 x 32",
 )
 def patches_not_dividing() -> tuple[Any, ...]:
@@ -266,7 +320,8 @@ def bilstm_head() -> tuple[Any, ...]:
 @case(
     "",
     "index_add",
-    "`messages` is 4, and 7 would fit",
+    "`index_add` along dimension 0 adds `messages` of 15 x 4 from `lin` to `out` of 10 x 7 from the",
+    " input `x`: 4 and 7 in dimension 1",
     fix="lin = nn.Linear(7, 7)",
 )
 def gnn_edge_index() -> tuple[Any, ...]:
@@ -280,7 +335,7 @@ def gnn_edge_index() -> tuple[Any, ...]:
     return M(lin=nn.Linear(7, 4)), torch.randn(10, 7), torch.randint(0, 10, (2, 15))
 
 
-@case("", None, "`src, dst = edges` unpacks 2 values, and gets a tensor of 15 x 2")
+@case("", None, "`src, dst = edges` unpacks 2 values, and gets a tensor of 15 x 2", fix="edges = edges.t()")
 def gnn_edge_columns() -> tuple[Any, ...]:
     class M(Parts):
         def forward(self, x: Any, edges: Any) -> Any:
@@ -380,6 +435,7 @@ def densenet_growth() -> tuple[Any, ...]:
     "cat",
     "`torch.cat([a, b, c], 1)` cannot take `a` of 2 x 4 x 12 x 12 from `b1`, `b` of 2 x 4 x 12 x 12",
     " from `b3`, `c` of 2 x 4 x 10 x 10 from `b5`: the last dimension of `c` is 10, and 12 would fit",
+    fix="b5 = nn.Conv2d(3, 4, 5, padding=2)",
 )
 def inception_branches() -> tuple[Any, ...]:
     class M(Parts):
@@ -406,6 +462,22 @@ def gan_labels() -> tuple[Any, ...]:
 
 
 @case(
+    "rnn",
+    None,
+    "`rnn` is a LSTM, which expects 2 or 3 dimensions, gets 4: `h` is 2 x 16 x 8 x 40",
+    fix="self.rnn(h.permute(0, 3, 1, 2).flatten(2))",
+)
+def crnn() -> tuple[Any, ...]:
+    class M(Parts):
+        def forward(self, x: Any) -> Any:
+            h = self.conv(x)
+            out, _ = self.rnn(h)
+            return self.fc(out)
+
+    return M(conv=nn.Conv2d(1, 16, 3, padding=1), rnn=nn.LSTM(16 * 8, 32, batch_first=True), fc=nn.Linear(32, 11)), torch.randn(2, 1, 8, 40)
+
+
+@case(
     "",
     "cat",
     "`torch.cat([local, whole], dim=1)` cannot take `local` of 2 x 16 x 50 from `mlp`, `whole` of 2",
@@ -427,6 +499,7 @@ def pointnet_global() -> tuple[Any, ...]:
     "multi_head_attention_forward",
     "`dec.layers.0.self_attn` expects attn_mask of 6 x 6, gets 9 x 9 from `full`, as query is 2 x 6",
     " x 16",
+    fix="self.dec(tgt, src, tgt_mask=mask[:6, :6])",
 )
 def tgt_mask() -> tuple[Any, ...]:
     class M(Parts):

@@ -16,6 +16,34 @@ CASES, case = PLANTED.cases, PLANTED.case
 
 
 @case(
+    "norm",
+    "layer_norm",
+    "`view` split 2 x 16 x 8 x 8 from `patch` as if it were channels-last",
+    fix="self.patch(x).permute(0, 2, 3, 1)",
+)
+def windows_of_channels_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            x = self.patch(x)
+            b, h, w, c = x.shape
+            windows = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+            return self.norm(windows)
+
+    return Net(patch=nn.Conv2d(3, 16, 4, stride=4), norm=nn.LayerNorm(16)), torch.randn(2, 3, 32, 32)
+
+
+@case("", "reshape", "`h // 4` is 3 // 4, which is 0", fix="img = img.permute(0, 2, 3, 1)")
+def patches_of_a_picture_with_channels_first() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, img: Any) -> Any:
+            b, h, w, c = img.shape
+            patches = img.reshape(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(b, -1, 16 * c)
+            return self.proj(patches)
+
+    return Net(proj=nn.Linear(48, 8)), torch.randn(2, 3, 32, 32)
+
+
+@case(
     "rnn",
     None,
     "expects a hidden state of 4 x 5 x 16",
@@ -44,7 +72,7 @@ def a_state_for_each_step() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(30, 4), cell=nn.GRUCell(4, 8)), torch.ones(4, 6, dtype=torch.long)
 
 
-@case("", "__getitem__", "`h[-2]` selects position -2")
+@case("", "__getitem__", "`h[-2]` selects position -2", fix="rnn = nn.GRU(8, 16, batch_first=True, bidirectional=True)")
 def both_directions_of_one() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -80,6 +108,7 @@ def a_broadcast_by_accident() -> tuple[Any, ...]:
     "multi_head_attention_forward",
     "`decoder.layers.0.multihead_attn` expects 16 features (embed_dim) in its key, gets 8 from the",
     " input `source`, the last dimension of 2 x 7 x 8",
+    fix="memory_projection = nn.Linear(8, 16)\nself.decoder(self.embed(target), self.memory_projection(memory))",
 )
 def a_decoder_wider_than_its_memory() -> tuple[Any, ...]:
     class Net(Parts):
@@ -186,6 +215,23 @@ class Block(Parts):
 def a_short_way_that_does_nothing() -> tuple[Any, ...]:
     first = Block(conv=nn.Conv2d(8, 8, 3, padding=1), shortcut=nn.Identity())
     return nn.Sequential(first, Block(conv=nn.Conv2d(8, 16, 3, 2, 1), shortcut=nn.Identity())), torch.randn(2, 8, 8, 8)
+
+
+class Rows(Parts):
+    def forward(self, x: Any) -> Any:
+        h = self.second(F.relu(self.first(x)))
+        return F.relu(h + x)
+
+
+@case(
+    "1",
+    "add",
+    "`h + x` cannot broadcast",
+    fix="model[0].shortcut = nn.Identity()\nmodel[1].shortcut = nn.Linear(8, 16)\nh + self.shortcut(x)",
+)
+def a_short_way_of_rows() -> tuple[Any, ...]:
+    first, second = (Rows(first=nn.Linear(8, wide), second=nn.Linear(wide, wide)) for wide in (8, 16))
+    return nn.Sequential(first, second, nn.Linear(16, 2)), torch.randn(4, 8)
 
 
 @case("out", "linear", "expects 16 features, gets 4", fix="y = y.transpose(1, 2).flatten(2)")

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as users write it
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, broken, check
 
@@ -78,6 +79,20 @@ def a_place_wider_than_what_is_put_there() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(6, 7)), torch.randn(3, 5, 6)
 
 
+@case("rnn", None, "a hidden state of 1 x 3 x 16", "gets 2 x 3 x 16", fix="enc = nn.LSTM(8, 16, batch_first=True)")
+def the_states_of_both_directions() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, y: Any) -> Any:
+            _, state = self.enc(x)
+            return self.rnn(y, state)[0]
+
+    return (
+        Net(enc=nn.LSTM(8, 16, batch_first=True, bidirectional=True), rnn=nn.LSTM(8, 16, batch_first=True)),
+        torch.randn(3, 7, 8),
+        torch.randn(3, 5, 8),
+    )
+
+
 @case("", "split", "the last dimension of `self.fc(x)` is 4, and 5 would fit", fix="fc = nn.Linear(6, 5)")
 def parts_larger_than_the_whole() -> tuple[Any, ...]:
     class Net(Parts):
@@ -135,7 +150,7 @@ def a_table_for_steps_before_the_batch() -> tuple[Any, ...]:
     return Net(pos=torch.zeros(32, 1, 8), fc=nn.Linear(8, 2)), torch.randn(2, 10, 8)
 
 
-@case("", "__getitem__", "selects position 9 of dimension 1, which has 9")
+@case("", "__getitem__", "selects position 9 of dimension 1, which has 9", fix="x[torch.arange(x.size(0)), x.size(1) - 1]")
 def a_last_position_that_is_computed() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -151,6 +166,27 @@ def a_single_sample_to_gather_from() -> tuple[Any, ...]:
             return self.fc(x).gather(1, self.at)
 
     return Net(fc=nn.Linear(10, 4), at=torch.zeros(1, 1, dtype=torch.long)), torch.randn(10)
+
+
+@case("emb", "embedding", "gets index 11", ": `argmax` returns one of 12 from `fc`", fix="emb = nn.Embedding(12, 8)")
+def classes_that_are_looked_up() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.emb(self.fc(x).argmax(-1))
+
+    net = Net(fc=nn.Linear(12, 12, bias=False), emb=nn.Embedding(4, 8))
+    nn.init.eye_(net.fc.weight)
+    return net, torch.eye(12)
+
+
+@case("emb", "embedding", "has 10 rows (0 to 9), gets index 10 at `at`[10]", fix="at = at.clamp(max=9)")
+def numbers_put_into_bins() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            at = (x * 10).floor().long()
+            return self.emb(at)
+
+    return Net(emb=nn.Embedding(10, 4)), torch.linspace(0, 1, 11)
 
 
 @case("", "masked_scatter", "Number of elements of source < number of ones in mask", "`e` of 2 x 3 x 8", fix="")
@@ -207,6 +243,16 @@ def a_magnitude_to_be_turned_back() -> tuple[Any, ...]:
     return Net(), torch.rand(2, 33, 40)
 
 
+@case("net.0", "conv2d", "float32 weights, gets an input in complex64", fix="self.net(spectrum.unsqueeze(1).abs())")
+def a_spectrum_with_its_phase() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, wave: Any) -> Any:
+            spectrum = torch.stft(wave, 64, return_complex=True)
+            return self.net(spectrum.unsqueeze(1))
+
+    return Net(net=nn.Sequential(nn.Conv2d(1, 4, 3))), torch.randn(2, 999)
+
+
 @case(
     "",
     "ctc_loss",
@@ -236,7 +282,7 @@ def a_graph_of_more_nodes() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 8), near=torch.eye(6).to_sparse()), torch.randn(5, 8)
 
 
-@case("", None, "`a, b = self.fc(x)` unpacks 2 values: too many values to unpack", fix="")
+@case("", None, "`a, b = self.fc(x)` unpacks 2 values, and `fc` gives one tensor of 5 x 4", fix="")
 def one_tensor_for_two_names() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -277,7 +323,7 @@ def a_mean_of_the_steps_that_count() -> tuple[Any, ...]:
     return Net(fc=nn.Linear(8, 6)), torch.randn(2, 5, 8), torch.ones(2, 5)
 
 
-@case("", "__getitem__", "selects position 2 of dimension 0, which has 2")
+@case("", "__getitem__", "selects position 2 of dimension 0, which has 2", fix="h[-1]")
 def the_layer_behind_the_last() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:
@@ -299,6 +345,21 @@ def kinds_of_fewer_words() -> tuple[Any, ...]:
 
     emb = Both(words=nn.Embedding(50, 4), kinds=nn.Embedding(2, 4))
     return Net(emb=emb), torch.zeros(2, 10).long(), torch.zeros(2, 8).long()
+
+
+@case(
+    "",
+    "matmul",
+    "`x @ self.down.T @ self.up.T` cannot take `x @ self.down.T` of 3 x 2 from `matmul`,",
+    " `self.up.T` of 4 x 6 from `T`: dimension 0 of `self.up.T` is 4, and 2 would fit",
+    fix="up = nn.Parameter(torch.zeros(6, 2))",
+)
+def adapters_of_two_ranks() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(x) + x @ self.down.T @ self.up.T
+
+    return Net(fc=nn.Linear(8, 6), down=nn.Parameter(torch.randn(2, 8)), up=nn.Parameter(torch.zeros(6, 4))), torch.randn(3, 8)
 
 
 @case("", "__rsub__", "subtracts from a mask of bool: `~` inverts it", fix="~(x > 0)")
@@ -374,6 +435,17 @@ def skips_in_the_wrong_order() -> tuple[Any, ...]:
             return x
 
     return Net(out=nn.Conv2d(12, 4, 3, padding=1)), torch.randn(1, 4, 2, 2), [torch.randn(1, 8, 8, 8), torch.randn(1, 8, 4, 4)]
+
+
+@case("", "mul", "5 and 7 in dimension 1", fix="pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))")
+def steps_that_were_unpacked() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any, lengths: Any, mask: Any) -> Any:
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, _ = pad_packed_sequence(packed, batch_first=True)
+            return (out * mask.unsqueeze(-1)).sum(1)
+
+    return Net(), torch.randn(3, 7, 4), torch.tensor([3, 5, 4]), torch.ones(3, 7)
 
 
 @case("", "add_", "an expanded tensor whose rows share memory", fix="m = m.clone() + x")

@@ -30,6 +30,9 @@ from torchdebug_magics.probing.source.syntax import expression
 
 _REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "logsumexp", "median"])
 FLAT = method("flatten", 1)
+_IMAGES = 4
+"""Dimensions."""
+_COLORS = {(1,), (3,)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,9 @@ class Earlier:
 
 def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    causes = (_unbatched(x), _rebatched(facts, x, wanted), _crossed(facts, x), _unpooled(x, wanted)) if dim == -1 else ()
+    if dim != -1:
+        return _joined(x, wanted, dim)
+    causes = (_unbatched(x), _rebatched(facts, x, wanted), _crossed(facts, x), _unpooled(x, wanted), _taken_apart(x, wanted))
     return next(filter(None, causes), None) or _joined(x, wanted, dim)
 
 
@@ -209,3 +214,27 @@ def _unpooled(x: Operand, wanted: int) -> Earlier | None:
             edits = at_step(step, mean, why=f"each channel as one value, instead of `{step.op}`")
             return Earlier(f": its {wanted} channels were not pooled", edits, wanted, fits=True)
     return None
+
+
+def _taken_apart(x: Operand, wanted: int) -> Earlier | None:
+    """Where the width of a picture became the features, and its channels are as many as were wanted."""
+    for step in steps(x.made):
+        sizes, before = step.inputs[0] if step.inputs else ((), None)
+        if step.op in RESHAPES and step.shape[-1:] == sizes[-1:] and step.shape[:-1] != sizes[:-1] and sizes[1:2] == (wanted,):
+            edits = channels_last(before) if sizes[-1] != wanted else ()
+            return Earlier(f": `{step.op}` split {shape(sizes)} as if it were channels-last", edits, wanted) if edits else None
+    return None
+
+
+def channels_last(made: Made | None) -> tuple[Repair, ...]:
+    """A picture as a convolution returns it, or an input that looks like one, with its channels last from where it was made."""
+    if made is None or len(made.shape) != _IMAGES:
+        return ()
+    turn, why = method("permute", 0, 2, 3, 1), "the channels last"
+    if made.number == 0 and made.op.isidentifier() and made.shape[1:2] in _COLORS and len({*made.shape[2:]}) == 1:
+        return (Repair(f"{made.op} = {turn.text(made.op)}", why, 1, inputs={made.op: turn}),)
+    site = site_at(*made.line) if made.line is not None and channels_first(made) else None
+    if site is None or not isinstance(site.expression, ast.Call):
+        return ()
+    run = OpEdit(site, made.op, lambda func, args, kwargs: turn.apply(func(*args, **kwargs)))
+    return (Repair(turn.text(site.text), why, 1, ops=(run,)),)

@@ -7,12 +7,15 @@ import math
 from typing import Any
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
-from torchdebug_magics.probing.source.syntax import as_atom, expression
+from torchdebug_magics.instruments.shapes.repair.source import assignments
+from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
 
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
@@ -45,6 +48,8 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not divisible by {factors}"
     else:
         sentence = f"{text} cannot reshape {shape(x.sizes)}: {whole}, not {known:,}"
+    if left := _remainder(facts, x):
+        return Diagnosis(f"{text} cannot split {shape(x.sizes)}: {left}", channels_last(x.made), x, rounded=x.is_input)
     if split := _split(x, wanted):
         size, into = split
         sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
@@ -56,6 +61,30 @@ def view(facts: FailureFacts) -> Diagnosis | None:
     edits = _sizes(facts, x, wanted)
     fit = None if x.is_input else (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1))
     return Diagnosis(sentence, tuple(edits), x, fit, rounded=x.is_input)
+
+
+def _remainder(facts: FailureFacts, x: Operand) -> str:
+    """``c // self.heads`` among the sizes, which leaves a remainder, in words: a layer that would then fit is not what was meant."""
+    call, site = facts.written_call, facts.site
+    if call is None or site is None:
+        return ""
+    names = {node.id for node in nodes(ast.Name, *call.args)}
+    before = [assignment.value for name in names for assignment in assignments(site, name)[:1]]
+    for part in nodes(ast.BinOp, *call.args, *before):
+        ends: list[Any] = [
+            side.value if isinstance(side, ast.Constant) else value_named(side, site.names) for side in (part.left, part.right)
+        ]
+        if not isinstance(part.op, ast.FloorDiv) or not all(type(end) is int and end > 0 for end in ends):
+            continue
+        size, by = ends
+        if not size % by or all(length % size for length in x.sizes):
+            continue
+        if size < by:
+            return f"`{ast.unparse(part)}` is {size} // {by}, which is 0"
+        divisors = [number for number in range(1, size + 1) if not size % number]
+        nearest = max(number for number in divisors if number < by), min(number for number in divisors if number > by)
+        return f"`{ast.unparse(part)}` is {size} // {by}, with a remainder of {size % by}; {nearest[0]} and {nearest[1]} divide {size}"
+    return ""
 
 
 def _split(x: Operand, wanted: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
