@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,15 +13,18 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.follow.seen import Made
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, as_written
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, made_like, quietly, typed
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
-from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs, steps
+from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.probing.source.syntax import copied, expression
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
+_FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
+_LAYS_OUT = RESHAPES | TURNS | {"__getitem__", "unsqueeze", "squeeze", "expand", "clone", "contiguous", "to", "long", "detach"}
 _IDS = (torch.int64, torch.int32)
 
 
@@ -68,6 +73,20 @@ def _told(facts: FailureFacts, node: ast.expr, now: int, then: int, names: Seque
                         return form.format(there)
     batches = [(name, tensor.shape[0]) for name, tensor in facts.inputs if name in names and tensor.dim() > 1]
     return next((f"{name}.size(0)" for name, size in batches if size == then > 1 and isinstance(node, ast.Constant)), str(then))
+
+
+def found_among(made: Made | None) -> tuple[Made, int] | None:
+    """The op that found the indices as positions in another tensor, such as ``argmax``, and in how many; None where there is none."""
+    for step in itertools.takewhile(lambda step: step.op in _FINDS | _LAYS_OUT, steps(made)):
+        sizes, found = step.inputs[0][0] if step.inputs else (), step.shape
+        if step.op in _FINDS and sizes:
+            along = [
+                size
+                for dim, size in enumerate(sizes)
+                if found in {sizes[:dim] + kept + sizes[dim + 1 :] for kept in ((), found[dim : dim + 1])}
+            ]
+            return step, along[-1] if along else math.prod(sizes)
+    return None
 
 
 def beyond(values: torch.Tensor | None, size: int, *, low: int = 0) -> int | None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, method, on_operand, parameter_edit, then
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, found_among, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
-from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
+from torchdebug_magics.probing.source.syntax import as_atom
 
 _OPS = frozenset(
     [
@@ -73,7 +77,20 @@ def _assigned(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
     edits = producer_edits(facts, given, given.sizes[-1], place[-1]) if wrong == [-1] else []
     if len(place) == len(x.sizes) and wrong == [-1] and place[-1] == x.sizes[-1]:
         edits += created(facts, x, (*x.sizes[:-1], given.sizes[-1]), rank=18)
+    is_strided = isinstance(facts.args[1], tuple) and isinstance(facts.args[1][-1], slice) and (facts.args[1][-1].step or 1) > 1
+    if is_strided and wrong == [-1] and given.sizes[-1] == place[-1] + 1:
+        edits += _cut(facts, place[-1])
     return Diagnosis(sentence, tuple(edits), given)
+
+
+def _cut(facts: FailureFacts, width: int) -> list[Repair]:
+    """What is assigned, as wide as its place: every second of an odd number is one more from the first on than from the second on."""
+    statement, site = facts.site.statement if facts.site is not None else None, facts.site
+    if site is None or facts.op is None or not isinstance(statement, ast.Assign):
+        return []
+    code = f"{ast.unparse(statement.targets[0])} = {as_atom(statement.value)}[..., :{width}]"
+    run = OpEdit(site, facts.op, lambda func, args, kwargs: func(*args[:2], args[2][..., :width], *args[3:], **kwargs))
+    return [Repair(code, "as many as there are places", 3, ops=(run,))]
 
 
 def _place(x: Operand, index: Any) -> tuple[int, ...] | None:
@@ -95,10 +112,38 @@ def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
         dim, position = place
         size = x.sizes[dim]
         sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
-        return Diagnosis(sentence, (), x)
+        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
     return Diagnosis(f"{text} selects a position that {told(x)} does not have", (), x)
+
+
+def _directions(facts: FailureFacts, x: Operand, dim: int, position: int) -> list[Repair]:
+    """The state of a recurrent layer that goes one way, and both are asked for."""
+    step = maker(x.made)
+    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
+    if step is None or dim or not isinstance(module, nn.RNNBase) or module.bidirectional or (position > 1 and module.num_layers > 1):
+        return []
+    is_there = -2 * x.sizes[0] <= position < 2 * x.sizes[0] and len(x.sizes) > 1
+    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction") if is_there else []
+
+
+def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:
+    """The last position, where the one behind it was asked for."""
+    site = facts.site if facts.direct else None
+    node = site.expression if site is not None else None
+    if site is None or facts.op is None or not isinstance(node, ast.Subscript) or not size or position != size:
+        return []
+    given = facts.args[1] if isinstance(facts.args[1], tuple) else facts.args[1:2]
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    at = [place for place, item in enumerate(given) if type(item) is int and item == position]
+    if len(at) != 1 or len(parts) != len(given):
+        return []
+    index = tuple(-1 if place == at[0] else item for place, item in enumerate(given))
+    part = parts[at[0]]
+    code = site.changed(part, lambda text: "-1" if isinstance(part, ast.Constant) else f"{text} - 1")
+    run = OpEdit(site, facts.op, lambda func, args, _: func(args[0], index))
+    return [Repair(code, f"the last one: positions start at 0, and the last of {size} is {size - 1}", 8, ops=(run,))]
 
 
 def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None:
@@ -112,7 +157,8 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
     if index is None or wrong is None or not size:
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
-    many = wrong + 1
+    found = found_among(index.made)
+    many = wrong + 1 if found is None else max(wrong + 1, found[1])
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 
