@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Failed
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, as_written, at_tensor, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, short_dtype, told
+from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.probing.safety import quiet
 
 _CASTS = {
@@ -52,6 +53,8 @@ def _unlike(facts: FailureFacts) -> Diagnosis | None:
         at, given = odd[0]
         sentence = f"{facts.who} has {short_dtype(owned)} weights, gets {named(given, 'an input')} in {short_dtype(given)}"
         edits = [edit for at, _ in odd[:1] for edit in cast(facts, at, owned.tensor.dtype, rank=2)]
+        if given.tensor.is_complex() and owned.tensor.is_floating_point() and any(step.op == "stft" for step in steps(given.made)):
+            edits += on_operand(facts, at, method("abs"), rank=4, why="the magnitude, without the phase")
         return Diagnosis(sentence, tuple(edits), given)
     floats = [operand for operand in facts.operands if operand.tensor.is_floating_point()]
     meant = floats if len({x.tensor.dtype for x in floats}) > 1 else facts.operands  # the others are indices

@@ -229,6 +229,15 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
+def _next_words(scores: Operand, target: Operand) -> list[Repair]:
+    """Targets of all words, for scores of all but the last: each is to be the next one."""
+    step = target.made
+    before = step.inputs[0][0] if step is not None and step.inputs else ()
+    if step is None or step.op not in RESHAPES or len(before) != _TWO or scores.sizes[0] != before[0] * (before[1] - 1):
+        return []
+    return list(at_step(step, as_written("{0}[:, 1:].reshape(-1)"), why="the next word for each"))
+
+
 def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """One-hot rows of which a reshape made one row."""
     step = target.made
@@ -276,7 +285,7 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
 
 
 def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
-    edits = last_step(facts, scores, (*target.sizes, scores.sizes[-1]))
+    edits: list[Repair] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
     for dim, size in enumerate(target.sizes):
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)

@@ -44,7 +44,10 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
         return Diagnosis(sentence, tuple(_edits(facts, x, many) if not cut else []), x)
     value = value_named(statement.value, site.names)
     if isinstance(value, torch.Tensor):
-        return Diagnosis(f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}")
+        sentence = f"`{text}` unpacks {many} values, and gets a tensor of {shape(tuple(value.shape))}"
+        name = next((name for name, tensor in facts.inputs if tensor is value and name.isidentifier()), "")
+        turned = Repair(f"{name} = {name}.t()", "the first dimension is unpacked", 5, inputs={name: method("t")})
+        return Diagnosis(sentence, (turned,) if name and value.dim() == _PAIR and value.shape[1] == many else ())
     return Diagnosis(f"`{text}` unpacks {many} values: {facts.text}")
 
 
