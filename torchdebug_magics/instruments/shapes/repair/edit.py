@@ -15,7 +15,7 @@ from torch.nn import functional
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes, is_loss
 from torchdebug_magics.instruments.shapes.repair.size_history import same_input
 from torchdebug_magics.instruments.shapes.repair.source import EditSite
-from torchdebug_magics.probing.dry_runs.inputs import rebuilt
+from torchdebug_magics.probing.dry_runs.inputs import named_tensors, rebuilt
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,15 @@ def _with_change(at: int, change: ValueChange, func: Any, args: Any, kwargs: Any
 
 
 def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:
-    """In the user's call of the module."""
-    site = facts.site
-    if site is None or facts.path is None or not facts.direct or at >= len(facts.given):
+    """In the user's call of the module, or of another around it, where the same tensor is an argument of that."""
+    site, path = facts.site, facts.path
+    if site is None or path is None or at >= len(facts.given):
         return None
     tensor = facts.given[at].tensor
+    if facts.outer is not None:
+        given = [argument for _, argument in named_tensors((facts.outer.args, facts.outer.kwargs))]
+        at = next((place for place, argument in enumerate(given) if argument is tensor), len(given))
+        path = next(path for path, module in facts.modules.items() if module is facts.outer.module)
     node = site.operand_node(at, tensor, direct=True)
     if node is None:
         return None
@@ -217,7 +221,7 @@ def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
     code = f"{name} = {change.text(name)}" if name and site.assigns_over(name) else site.changed(node, change.text)
     if is_loss(facts.module) and facts.op is not None:  # it may be one that is made in the line
         return Repair(code, ops=(OpEdit(site, facts.op, functools.partial(_with_change, at, change)),))
-    return Repair(code, calls=(CallEdit(facts.path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
+    return Repair(code, calls=(CallEdit(path, site, lambda args, kwargs: at_tensor(at, change.apply, args, kwargs)),))
 
 
 def _insertion(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:

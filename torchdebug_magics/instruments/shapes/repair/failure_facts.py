@@ -74,6 +74,8 @@ class FailureFacts:
     given: tuple[Operand, ...] = ()
     """The tensors that this module was called with."""
     call: FailedCall | None = None
+    outer: FailedCall | None = None
+    """The user's own call, where the failing module stands inside of what was called."""
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     """The modules that ran, by path."""
     inputs: tuple[tuple[str, torch.Tensor], ...] = ()
@@ -158,6 +160,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
         module=inner.module if inner is not None else None,
         given=given,
         call=call,
+        outer=below[0] if len(below) > 1 else None,
         modules={entry.path: entry.module for entry in run.calls.made},
         inputs=inputs,
         site=site,

@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, projected, resized
+from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     clashes,
@@ -92,6 +92,7 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         edits += _moved(facts, at, y, 8 + later)
         edits += as_large(facts, x, y, rank=12)
         edits += reduced_to(x, y.sizes)
+        edits += from_another_level(facts, at, y, 7 + later)
         edits += projected(facts, at, y, 9 + later)
         edits += resized(facts, at, y, 14 + later)
         edits += _cut(facts, at, y, 30 + later) if not unspread else []

@@ -20,6 +20,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import (
     Repair,
     ValueChange,
+    as_typed,
     as_written,
     method,
     on_operand,
@@ -85,6 +86,8 @@ def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
     """The dimensions in another order, or the first two as one."""
     if many > 3:
         yield method("flatten", 0, 1), 8, "all in one batch"
+    for dims in ((0, 3, 1, 2), (0, 2, 1, 3), (3, 0, 1, 2), (2, 0, 1, 3)) if many == _IMAGES else ():
+        yield as_written(f"{{0}}.permute{dims}.flatten(2)"), 9, f"a step for each {'column' if 3 in dims[:2] else 'row'}"
     for order in orders(many) if many < 5 else ():
         if order != tuple(range(many)):
             yield method("t") if many == 2 else reorder(order), 5 + 8 * (order[0] != 0), ""
@@ -202,7 +205,9 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         yield from on_operand(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")
     yield from _without_alpha(facts, at) if (got, wanted, dim) == (_RGBA, _RGB, 1 - many) and x.is_input else ()
     yield from fitted(local, mismatch)
-    yield from producer_edits(facts, x, got, wanted, rank=15 if _is_inside(facts) else 40)
+    is_inside = _is_inside(facts)
+    yield from _projected(facts, mismatch) if is_inside and mismatch.at else ()
+    yield from producer_edits(facts, x, got, wanted, rank=15 if is_inside else 40)
 
 
 def _without_alpha(facts: FailureFacts, at: int) -> Iterator[Repair]:
@@ -215,6 +220,16 @@ def _without_alpha(facts: FailureFacts, at: int) -> Iterator[Repair]:
         if edit.inputs and len(made) == 1:
             why = "a file with transparency is read with a fourth channel, alpha"
             yield replace(edit, code=f"{ast.unparse(made[0])}.convert('RGB')", why=why, rank=1)
+
+
+def _projected(facts: FailureFacts, mismatch: Mismatch) -> Iterator[Repair]:
+    """What a decoder attends to, made as wide as the decoder, in the user's call of it."""
+    name = f"{mismatch.operand.name if mismatch.operand.name.isidentifier() else 'memory'}_projection"
+    change = ValueChange(lambda x: f"self.{name}({x})", lambda tensor: tensor.new_zeros((*tensor.shape[:-1], mismatch.wanted)))
+    for edit in on_operand(facts, mismatch.at, change, rank=22, why="as wide as the decoder"):
+        for call in edit.calls:
+            made = as_typed(".".join((*call.path.split(".")[:-1], name)))
+            yield replace(edit, code=f"{made} = nn.Linear({mismatch.got}, {mismatch.wanted})\n{edit.code}", many=2)
 
 
 def is_picture(x: Operand) -> bool:
@@ -375,3 +390,13 @@ def other_kind(local: LocalCall, at: int) -> list[Repair]:
     made = arguments(module)
     like = made_on_meta(kind, {**made[1], "num_features": x.sizes[1]}) if made is not None else None
     return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
+
+
+def one_way(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
+    """The recurrent layer that made a state, going one way as the failing one does."""
+    step = maker(mismatch.operand.made)
+    module = local.facts.modules.get(step.module) if step is not None else None
+    goes_both = isinstance(module, nn.RNNBase) and module.bidirectional and mismatch.got == 2 * mismatch.wanted
+    if step is None or not goes_both or step.shape != mismatch.operand.sizes:
+        return []
+    return rebuilt_module(module, step.module, bidirectional=False, rank=19, why=f"one direction, as {local.facts.who} has")
