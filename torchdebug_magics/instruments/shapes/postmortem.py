@@ -6,16 +6,21 @@ failure, and lets fixes be tried.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import traceback
 from dataclasses import replace
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+import torch
 
 from torchdebug_magics.instruments.shapes.cell_error.beyond_the_end import read_beyond_the_end
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
@@ -29,6 +34,8 @@ from torchdebug_magics.instruments.shapes.repair.source import site_at
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.syntax import nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, raised_at
 from torchdebug_magics.probing.state.worker_error import raised_here
 
@@ -150,6 +157,7 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
 
 def outermost_call(error: BaseException) -> FailedCall | None:
     """The first one among the frames; None where no module was running."""
+    outer: TracebackType | None = None
     user: TracebackType | None = None
     step = error.__traceback__
     while step is not None:
@@ -158,5 +166,31 @@ def outermost_call(error: BaseException) -> FailedCall | None:
         if calls := module_calls([frame]):
             site = site_at(user.tb_frame.f_code, user.tb_lineno, user.tb_lasti, dict(user.tb_frame.f_locals)) if user is not None else None
             return replace(calls[0], site=site)
-        step = step.tb_next
+        if (call := _of_generator(frame, outer)) is not None:
+            return call
+        outer, step = step, step.tb_next
     return None
+
+
+def _of_generator(frame: FrameType, outer: TracebackType | None) -> FailedCall | None:
+    """The call of a forward that is a generator, which has returned when that runs.
+
+    It stands in the line that asks for the next value, as in a loop, or is known by the arguments in the frame, where none was given anew.
+    """
+    model = frame.f_locals.get("self")
+    if not frame.f_code.co_flags & inspect.CO_GENERATOR or not isinstance(model, torch.nn.Module):
+        return None
+    if getattr(type(model).forward, "__code__", None) is not frame.f_code:
+        return None
+    names = {} if outer is None else {**outer.tb_frame.f_globals, **outer.tb_frame.f_locals}
+    statement = None if outer is None else site_at(outer.tb_frame.f_code, outer.tb_lineno, outer.tb_lasti).statement
+    for call in nodes(ast.Call, statement):
+        args = tuple(value_named(argument, names) for argument in call.args)
+        kwargs = {keyword.arg or "**": value_named(keyword.value, names) for keyword in call.keywords}
+        if value_named(call.func, names) is model and "**" not in kwargs and all(each is not UNKNOWN for each in (*args, *kwargs.values())):
+            return FailedCall(model, args, kwargs)
+    taken = inspect.getargvalues(frame)
+    given_anew = {node.id for node in nodes(ast.Name, function_node(frame.f_code)) if isinstance(node.ctx, ast.Store)}
+    if taken.varargs or taken.keywords or given_anew.intersection(taken.args):
+        return None
+    return FailedCall(model, (), {name: taken.locals[name] for name in taken.args[1:] if name in taken.locals})
