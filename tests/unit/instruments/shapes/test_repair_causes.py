@@ -80,32 +80,6 @@ def grid_sample_batch() -> tuple[Any, ...]:
     return M(loc=nn.Linear(3, 6)), torch.randn(4, 3, 8, 8)
 
 
-@case(
-    "",
-    "zeros",
-    "`torch.zeros(x.shape[0], 10 - x.shape[1])` requests a tensor of 2 x -2: `10 - x.shape[1]` is",
-    " -2, as `x` is 2 x 12",
-    fix="x = x[:, :10]",
-)
-def negative_sizes() -> tuple[Any, ...]:
-    class M(Parts):
-        def forward(self, x: Any) -> Any:
-            pad = torch.zeros(x.shape[0], 10 - x.shape[1])
-            return self.fc(torch.cat([x, pad], 1))
-
-    return M(fc=nn.Linear(10, 2)), torch.randn(2, 12)
-
-
-@case(
-    "0",
-    "conv_transpose2d",
-    "`0` would return a size of -3 x -3 for `input` of 1 x 3 x 2 x 2 with kernel_size 2, stride 1, padding 3",
-    fix="",
-)
-def negative_conv_transpose() -> tuple[Any, ...]:
-    return nn.Sequential(nn.ConvTranspose2d(3, 4, 2, padding=3)), torch.randn(1, 3, 2, 2)
-
-
 @case("", None, "mat1 and mat2 shapes cannot be multiplied (3x6 and 5x2)", fix="")
 def script_module() -> tuple[Any, ...]:
     class M(Parts):
@@ -146,12 +120,7 @@ def einsum_features() -> tuple[Any, ...]:
     return M(w=nn.Parameter(torch.zeros(8, 3))), torch.randn(2, 5, 6)
 
 
-@case(
-    "2",
-    None,
-    "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)",
-    fix="model[1].register_forward_hook(lambda module, args, output: output[0])",
-)
+@case("2", None, "`2` expects a tensor, gets a tuple, as `1` returns it: (output, state)")
 def lstm_tuple() -> tuple[Any, ...]:
     return nn.Sequential(nn.Embedding(10, 8), nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 2)), torch.randint(0, 10, (2, 5))
 
@@ -320,8 +289,7 @@ def bilstm_head() -> tuple[Any, ...]:
 @case(
     "",
     "index_add",
-    "`index_add` along dimension 0 adds `messages` of 15 x 4 from `lin` to `out` of 10 x 7 from the",
-    " input `x`: 4 and 7 in dimension 1",
+    "`messages` is 4, and 7 would fit",
     fix="lin = nn.Linear(7, 7)",
 )
 def gnn_edge_index() -> tuple[Any, ...]:
@@ -435,7 +403,6 @@ def densenet_growth() -> tuple[Any, ...]:
     "cat",
     "`torch.cat([a, b, c], 1)` cannot take `a` of 2 x 4 x 12 x 12 from `b1`, `b` of 2 x 4 x 12 x 12",
     " from `b3`, `c` of 2 x 4 x 10 x 10 from `b5`: the last dimension of `c` is 10, and 12 would fit",
-    fix="b5 = nn.Conv2d(3, 4, 5, padding=2)",
 )
 def inception_branches() -> tuple[Any, ...]:
     class M(Parts):
@@ -499,7 +466,7 @@ def pointnet_global() -> tuple[Any, ...]:
     "multi_head_attention_forward",
     "`dec.layers.0.self_attn` expects attn_mask of 6 x 6, gets 9 x 9 from `full`, as query is 2 x 6",
     " x 16",
-    fix="self.dec(tgt, src, tgt_mask=mask[:6, :6])",
+    fix="mask = mask[:6, :6]",
 )
 def tgt_mask() -> tuple[Any, ...]:
     class M(Parts):

@@ -18,7 +18,7 @@ CASES, case = PLANTED.cases, PLANTED.case
 @case(
     "norm",
     "layer_norm",
-    "`view` split 2 x 16 x 8 x 8 from `patch` as if it were channels-last",
+    "`view` split 2 x 16 x 8 x 8 as if it were channels-last",
     fix="self.patch(x).permute(0, 2, 3, 1)",
 )
 def windows_of_channels_first() -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def a_broadcast_by_accident() -> tuple[Any, ...]:
     "multi_head_attention_forward",
     "`decoder.layers.0.multihead_attn` expects 16 features (embed_dim) in its key, gets 8 from the",
     " input `source`, the last dimension of 2 x 7 x 8",
-    fix="memory_projection = nn.Linear(8, 16)\nself.decoder(self.embed(target), self.memory_projection(memory))",
+    fix="memory_projection = nn.Linear(8, 16)\nmemory = self.memory_projection(memory)",
 )
 def a_decoder_wider_than_its_memory() -> tuple[Any, ...]:
     class Net(Parts):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as users write it
-import transformers
 from torch import nn
 
 from tests.unit.instruments.shapes.planted import Case, Parts, Planted, check
@@ -125,17 +124,6 @@ def a_batch_of_one_squeezed_away() -> tuple[Any, ...]:
 
 
 CONFIG = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-
-
-@case("embeddings", None, "expects images of 32 x 32", "1 x 3 x 48 x 48", fix="pixel_values = F.interpolate(pixel_values, size=(32, 32))")
-def a_picture_of_another_size_than_a_library_takes() -> tuple[Any, ...]:
-    return transformers.ViTModel(transformers.ViTConfig(**CONFIG, image_size=32, patch_size=8)).eval(), torch.randn(1, 3, 48, 48)
-
-
-@case("decoder", None, "`decoder` received no input: pass `decoder_input_ids` to the model, or `labels`", fix="")
-def a_decoder_without_its_input() -> tuple[Any, ...]:
-    config = transformers.T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=50)
-    return transformers.T5ForConditionalGeneration(config).eval(), torch.ones(1, 6, dtype=torch.long)
 
 
 @pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
