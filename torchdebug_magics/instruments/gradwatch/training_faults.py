@@ -27,8 +27,8 @@ from torchdebug_magics.instruments.gradwatch.loss_faults import (
     falls,
     guesses,
     level_of,
-    slow_level,
     plateau,
+    slow_level,
     stands,
 )
 from torchdebug_magics.instruments.gradwatch.record import GradientHistory, GradientStep, ModuleSeries, ParameterSteps, RunRecord

@@ -753,4 +753,46 @@ for _ in range(40):
 print(loss.item())
 """,
     ),
+    Program(
+        "a GAN's label for one picture at a time, each patch of it",
+        """\
+critic = nn.Conv2d(1, 1, 3)
+opt = torch.optim.Adam(critic.parameters())
+real = torch.ones(1)
+for picture in torch.randn(6, 1, 1, 8, 8):
+    loss = F.mse_loss(critic(picture).flatten(1), real) + F.mse_loss(critic(-picture).flatten(1), torch.zeros(1))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "the scores of one sample's words, added up before they are ranked, and pairs of all predictions",
+        """\
+net = nn.Linear(4, 1)
+opt = torch.optim.Adam(net.parameters())
+for good, bad in torch.randn(6, 2, 1, 5, 4):
+    margin = (net(good) - net(bad)).flatten(1).sum()
+    scores = net(torch.cat([good, bad]).flatten(0, 1))
+    loss = -F.logsigmoid(margin) + F.relu(1 - scores + torch.randn(10)[:, None]).mean() + (scores * scores.T).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "one loss, gone through twice before each update, and a distribution of which all values are asked of all",
+        """\
+net = nn.Linear(4, 2)
+opt = torch.optim.Adam(net.parameters())
+grid = torch.linspace(-2, 2, 8)[:, None]
+for x in torch.randn(6, 8, 4):
+    mean, deviation = net(x).unbind(1)
+    loss = torch.distributions.Normal(mean, deviation.exp()).log_prob(grid).logsumexp(1).mean() + mean.square().mean()
+    opt.zero_grad()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

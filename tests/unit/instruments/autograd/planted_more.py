@@ -262,4 +262,107 @@ for real, fake in torch.randn(3, 2, 6, 4):
 """,
         edits=(("mixed)[0]  #> location", "mixed, create_graph=True)[0]"),),
     ),
+    Case(
+        name="a column of values under one distribution for each sample",
+        kind="broadcast",
+        ops=("log_prob",),
+        tensors=("y",),
+        text="""\
+from torch import distributions
+net = nn.Linear(4, 9)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in zip(torch.randn(3, 8, 4), torch.randn(3, 8, 1)):
+    means, deviations, weights = net(x).chunk(3, dim=1)
+    mixture = distributions.Categorical(logits=weights)
+    made = distributions.MixtureSameFamily(mixture, distributions.Normal(means, deviations.exp()))
+    loss = -made.log_prob(y).mean()  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("log_prob(y)", "log_prob(y.squeeze(-1))"),),
+    ),
+    Case(
+        name="log-probabilities times a column of returns, all added up",
+        kind="broadcast",
+        ops=("mul",),
+        text="""\
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for states, returns in zip(torch.randn(3, 8, 4), torch.randn(3, 8)):
+    drawn = torch.distributions.Categorical(logits=net(states))
+    weights = torch.FloatTensor(returns.tolist()).unsqueeze(1)
+    loss = -torch.sum(drawn.log_prob(drawn.sample()) * weights)  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("* weights)", "* weights.squeeze(-1))"),),
+    ),
+    Case(
+        name="the pairs of a batch are ranked by one sum",
+        kind="early_reduction",
+        ops=("sum",),
+        text="""\
+users, items = nn.Embedding(9, 4), nn.Embedding(9, 4)
+opt = torch.optim.SGD([*users.parameters(), *items.parameters()], lr=0.1)
+for user, good, bad in torch.randint(9, (3, 3, 16)):
+    score = (users(user) * (items(good) - items(bad))).sum()  #> location
+    loss = -F.logsigmoid(score)  #> saved
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=((".sum()  #> location", ".sum(dim=-1)"), ("-F.logsigmoid(score)", "-F.logsigmoid(score).mean()")),
+    ),
+    Case(
+        name="a loss that is computed before the loop",
+        kind="stale_value",
+        tensors=("loss",),
+        text="""\
+x = torch.zeros(1, requires_grad=True)
+opt = torch.optim.SGD([x], lr=0.1)
+loss = (x - 2) ** 2  #> saved
+for _ in range(5):
+    opt.zero_grad()
+    loss.backward(retain_graph=True)  #> location
+    opt.step()
+""",
+        edits=(("    opt.zero_grad()\n", "    loss = (x - 2) ** 2\n    opt.zero_grad()\n"),),
+    ),
+    Case(
+        name="several outputs for the one target of a sample",
+        kind="broadcast",
+        text="""\
+net = nn.Linear(4, 5)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+xs, ys = torch.randn(8, 4), torch.randn(8)
+for i in range(8):
+    loss = F.mse_loss(net(xs[i:i + 1]), ys[i:i + 1])  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(("nn.Linear(4, 5)", "nn.Linear(4, 1)"), ("ys[i:i + 1]", "ys[i:i + 1, None]")),
+    ),
+    Case(
+        name="a discriminator that learns from a generator's output after its update",
+        kind="second_backward",
+        tensors=("made",),
+        text="""\
+generator, critic = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+opt_g, opt_c = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+for real in torch.randn(3, 6, 4):
+    made = generator(torch.randn(6, 2))  #> shared
+    loss_g = -critic(made).mean()
+    opt_g.zero_grad()
+    loss_g.backward()  #> first
+    opt_g.step()
+    loss_c = critic(made).mean() - critic(real).mean()  #> location
+    opt_c.zero_grad()
+    loss_c.backward()
+    opt_c.step()
+""",
+        edits=(("critic(made).mean() - ", "critic(made.detach()).mean() - "),),
+    ),
 )

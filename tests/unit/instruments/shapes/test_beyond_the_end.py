@@ -25,7 +25,7 @@ OF_A_DATASET = {
     "return self.data[i : i + self.length]": "return len(self.data) - self.length + 1",
     "return self.data[i : i + self.length], self.data[i + self.length]": "return len(self.data) - self.length",
     "return self.data[i : i + self.length], self.data[i + 1 : i + 1 + self.length]": "return len(self.data) - self.length",
-    "start = i * self.length\n        end = start + self.length\n        return self.data[start:end]": "return len(self.data) // self.length",
+    "start = i * self.length; end = start + self.length; return self.data[start:end]": "return len(self.data) // self.length",
 }
 
 

@@ -89,6 +89,22 @@ loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
 net = nn.Sequential(nn.Linear(7, 60), nn.ReLU(), nn.Linear(60, 100), nn.ReLU(), nn.Linear(100, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=1.5e-3)
 """
+FAR = """\
+import torch
+from torch import nn
+torch.manual_seed(1)
+y = torch.arange(300.)[:, None] % 2
+x = torch.randn(300, 2) * 9 + torch.tensor([[80., 85.]]) + 24 * y
+net = nn.Sequential(nn.Linear(2, 10), nn.Sigmoid(), nn.Linear(10, 1), nn.Sigmoid())
+optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+"""
+STEPS = """\
+for step in range(400):
+    loss = nn.functional.binary_cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 FIT = """\
 def train(x, y, steps):
     for step in range(steps):
@@ -115,8 +131,9 @@ for epoch in range(150):
     [
         ((UNSCALED, FIT), "the inputs are not standardized", 3.0),
         ((SAW_TOOTH, EPOCHS), "with `SGD`", 0.2),
+        ((FAR, STEPS), "the inputs are not standardized", 0.3),
     ],
-    ids=["inputs of another scale", "a rate too low for the noise of batches"],
+    ids=["inputs of another scale", "a rate too low for the noise of batches", "inputs far from 0"],
 )
 def test_a_loss_that_stops_where_another_setting_goes_on_is_no_success(
     shell: InteractiveShell, cells: tuple[str, ...], blamed: str, most: float

@@ -111,10 +111,12 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 explanation="each value is compared with several, which PyTorch warns about, too",
             )
             return
-        if op.is_forward and op.makes and not op.makes[0].shape and (spread := _spread(op, facts.tape)) is not None:
-            yield spread
-            return
-        if not op.is_forward or not op.makes or op.makes[0].shape or (crossed := _averaged(op)) is None:
+        if not op.is_forward or not op.makes or op.makes[0].shape:
+            continue
+        if (crossed := _averaged(op)) is None:
+            if (spread := _spread(op, facts.tape)) is not None:
+                yield spread
+                return
             continue
         pairs = crossed.expressions(statement_at(crossed.op.where))
         texts = [ast.unparse(node) for node in (pairs[0] if pairs else ())]

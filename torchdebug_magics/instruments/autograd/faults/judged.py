@@ -328,7 +328,8 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     _seen_at_once, moved_axes, one_row_for_all, other_axis, early_reductions, weighted_by_itself, accidental_broadcast, _shared_memory,
     driven_values, nothing_reached, wrong_order,
-    remade_leaves, losses_made_once, unkept_gradients, wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
+    remade_leaves, losses_made_once, unkept_gradients,
+    wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
     stopped_gradients, constant_gradients, misfit_losses, several_labels, unlikely_classes, compared_scores, one_column, other_classes,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,

@@ -420,7 +420,7 @@ def _up_to_loss(facts: TrainingFacts, tensor: torch.Tensor, constant: set[int]) 
 def _normalizes_single(op: RecordedOp) -> bool:
     """Whether it gives the same for any input: a softmax of a single column, a norm of one number at a time."""
     if op.name == "_softmax":
-        return op.reads[0].shape[1:] == (1,)
+        return op.number is not None and len(op.reads[0].shape) > 1 and op.reads[0].shape[int(op.number)] == 1
     return op.name in _NORMS and len(op.makes) > 1 and math.prod(op.makes[0].shape) == math.prod(op.makes[1].shape) > 1
 
 

@@ -74,7 +74,9 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     passes = [at for at, event in enumerate(events) if isinstance(event, Backward) and event.is_recorded and event.node >= 0]
     for first, second, third in zip(passes, passes[1:], passes[2:], strict=False):
         same = {(event.node, event.line) for at in (first, second, third) if isinstance(event := events[at], Backward)}
-        updates = [any(isinstance(event, OptimizerStep) for event in events[one:other]) for one, other in ((first, second), (second, third))]
+        updates = [
+            any(isinstance(event, OptimizerStep) for event in events[one:other]) for one, other in ((first, second), (second, third))
+        ]
         where = events[first].where
         called_on = next((call.func.value for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)), None)
         loop = loop_around(where)
@@ -83,7 +85,9 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         bound = [
             (at, each)
             for at, each in statements(where.file)
-            if isinstance(each, ast.Assign) and called_on.id in map(ast.unparse, each.targets) and (at.file != where.file or at.line < loop.lineno)
+            if isinstance(each, ast.Assign)
+            and called_on.id in map(ast.unparse, each.targets)
+            and (at.file != where.file or at.line < loop.lineno)
         ]
         tree = tree_of(where.file)
         source = Source(where, tree) if bound and tree is not None else None
