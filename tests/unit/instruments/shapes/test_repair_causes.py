@@ -274,7 +274,7 @@ def causal_buffer() -> tuple[Any, ...]:
 @case(
     "head",
     "linear",
-    "`head` expects 16 features, gets 8 from `cat`: `cat` joined 3 x 8 and 3 x 8 along dimension 0",
+    "`head` expects 16 features, gets 8 from `cat`: `torch.cat([h[-2], h[-1]])` made 6 x 8 of 3 x 8 and 3 x 8",
     fix="torch.cat([h[-2], h[-1]], dim=-1)",
 )
 def bilstm_head() -> tuple[Any, ...]:

@@ -72,6 +72,79 @@ def a_state_for_each_step() -> tuple[Any, ...]:
     return Net(emb=nn.Embedding(30, 4), cell=nn.GRUCell(4, 8)), torch.ones(4, 6, dtype=torch.long)
 
 
+@case("fc", "linear", "gets 7 from `rnn`: `out[:, :, -1]` made 3 x 7 of 3 x 7 x 8", fix="out[:, -1]")
+def the_last_feature_for_the_last_step() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            out, _ = self.rnn(x)
+            return self.fc(out[:, :, -1])
+
+    return Net(rnn=nn.GRU(4, 8, batch_first=True), fc=nn.Linear(8, 2)), torch.randn(3, 7, 4)
+
+
+@case("fc", "linear", "`self.conv(x).mean(dim=1)` made 2 x 7 x 7 of 2 x 16 x 7 x 7", fix="self.conv(x).mean(dim=(2, 3))")
+def a_mean_of_the_channels() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(self.conv(x).mean(dim=1).flatten(1))
+
+    return Net(conv=nn.Conv2d(3, 16, 3), fc=nn.Linear(16, 2)), torch.randn(2, 3, 9, 9)
+
+
+@case("fc", "linear", "`self.emb(x).mean(-1)` made 3 x 7 of 3 x 7 x 16", fix="self.emb(x).mean(1)")
+def a_mean_of_the_features() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(self.emb(x).mean(-1))
+
+    return Net(emb=nn.Embedding(9, 16), fc=nn.Linear(16, 2)), torch.ones(3, 7, dtype=torch.long)
+
+
+@case("fc", "linear", "made 2 x 5 x 8 of 5 x 8 and 5 x 8", fix="torch.stack([self.a(x), self.b(x)], dim=1)")
+def parts_stacked_before_the_batch() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            return self.fc(torch.stack([self.a(x), self.b(x)]).flatten(1))
+
+    return Net(a=nn.Linear(4, 8), b=nn.Linear(4, 8), fc=nn.Linear(16, 2)), torch.randn(5, 4)
+
+
+@case("fc", "linear", "expects 16 features, gets 8 from `rnn`", fix="h = h.transpose(0, 1).flatten(1)")
+def states_of_both_directions_at_once() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            _, h = self.rnn(x)
+            return self.fc(h)
+
+    return Net(rnn=nn.GRU(4, 8, batch_first=True, bidirectional=True), fc=nn.Linear(16, 2)), torch.randn(3, 7, 4)
+
+
+@case("", "__setitem__", "`pe[:, 1::2]` selects 6 x 3", fix="pe[:, 1::2] = torch.cos(at * by)[..., :3]")
+def an_odd_number_of_features() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            pe, at = torch.zeros(x.size(1), x.size(2)), torch.arange(x.size(1)).unsqueeze(1)
+            by = torch.exp(torch.arange(0, x.size(2), 2) * -0.1)
+            pe[:, 0::2] = torch.sin(at * by)
+            pe[:, 1::2] = torch.cos(at * by)
+            return x + pe
+
+    return Net(), torch.randn(2, 6, 7)
+
+
+@case("", "view", "`c // self.heads` is 20 // 3, with a remainder of 2", fix="")
+def heads_that_leave_a_remainder_before() -> tuple[Any, ...]:
+    class Net(Parts):
+        def forward(self, x: Any) -> Any:
+            b, t, c = x.shape
+            width = c // self.heads
+            return self.q(x).view(b, t, self.heads, width)
+
+    net = Net(q=nn.Linear(20, 20))
+    net.heads = 3
+    return net, torch.randn(2, 5, 20)
+
+
 @case("", "__getitem__", "`h[-2]` selects position -2", fix="rnn = nn.GRU(8, 16, batch_first=True, bidirectional=True)")
 def both_directions_of_one() -> tuple[Any, ...]:
     class Net(Parts):

@@ -301,7 +301,7 @@ def a_picture_beside_its_rows() -> tuple[Any, ...]:
     return Net(net=nn.Sequential(nn.Flatten(), nn.Linear(49, 5), nn.Linear(5, 49))), torch.randn(4, 1, 7, 7)
 
 
-@case("fc", "linear", "gets 1024 = 16 x 8 x 8 from `conv`: its 16 channels were not pooled", fix="x.mean((2, 3))")
+@case("fc", "linear", "gets 1024 = 16 x 8 x 8 from `conv`: `x.view(x.size(0), -1)` made 2 x 1024 of 2 x 16 x 8 x 8", fix="x.mean((2, 3))")
 def channels_that_were_to_be_pooled() -> tuple[Any, ...]:
     class Net(Parts):
         def forward(self, x: Any) -> Any:

@@ -224,7 +224,7 @@ def test_a_forward_that_needs_data_after_the_failure_is_tried_for_real() -> None
             lambda self, x: self.b(torch.cat([self.a(x), x], 0)),
             {"a": nn.Linear(4, 4), "b": nn.Linear(8, 3)},
             torch.randn(2, 4),
-            "torch.cat([self.a(x), x], dim=-1)",
+            "torch.cat([self.a(x), x], -1)",
         ),
         (
             lambda self, x: self.b(self.a(x).flatten()),

@@ -131,19 +131,15 @@ def is_flattened(made: Made | None) -> bool:
     return any(step.op in RESHAPES and bool(step.inputs) and len(step.inputs[0][0]) > len(step.shape) for step in since)
 
 
-def joined_along(step: Made) -> int | None:
-    """The dimension along which tensors were joined; None where it is unknown."""
-    parts = [sizes for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
-    return next((dim for dim, whole in enumerate(step.shape) if len(parts) > 1 and sum(part[dim] for part in parts) == whole), None)
-
-
 def _joined(step: Made, size: int, dim: int | None) -> list[int]:
-    along = joined_along(step)
+    """The sizes that were joined to this one, along the dimension if it is known."""
+    parts = [sizes for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
+    along = next((at for at, whole in enumerate(step.shape) if len(parts) > 1 and sum(part[at] for part in parts) == whole), None)
     if along is None or step.shape[along] != size or along != (along if dim is None else dim):
         return []
     if dim is None and step.shape.count(size) > 1:  # it may be the other one
         return []
-    return [sizes[along] for sizes, _ in step.inputs if len(sizes) == len(step.shape)]
+    return [sizes[along] for sizes in parts]
 
 
 def channels_first(made: Made | None) -> bool:

@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import reduced_to
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.otherwise import otherwise
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
@@ -91,7 +91,7 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         edits += spread[at]
         edits += _moved(facts, at, y, 8 + later)
         edits += as_large(facts, x, y, rank=12)
-        edits += reduced_to(x, y.sizes)
+        edits += reduced[1] if (reduced := otherwise(x, y.sizes.__eq__)) is not None else ()
         edits += from_another_level(facts, at, y, 7 + later)
         edits += projected(facts, at, y, 9 + later)
         edits += resized(facts, at, y, 14 + later)

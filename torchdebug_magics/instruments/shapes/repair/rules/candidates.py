@@ -74,6 +74,8 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
     if many > 2:
         yield method("flatten", 1), 3, f"{shape(sizes[1:])} in one dimension"
         yield method("flatten", 2), 6, "one dimension of features"
+    if many == 3:
+        yield then(method("transpose", 0, 1), method("flatten", 1)), 7, f"{sizes[0]} of {sizes[2]} side by side"
     kept = slice(None)
     for index, rank in (((*(kept,) * many, None, None), 7), ((kept, None, None, kept), 3), ((kept, None, kept, None), 3)):
         if many in {1, 2}:
@@ -392,11 +394,11 @@ def other_kind(local: LocalCall, at: int) -> list[Repair]:
     return [] if like is None else [edit for edit in rebuilt_module(like, facts.path, rank=12) if local.takes(edit)]
 
 
-def one_way(local: LocalCall, mismatch: Mismatch) -> list[Repair]:
-    """The recurrent layer that made a state, going one way as the failing one does."""
-    step = maker(mismatch.operand.made)
-    module = local.facts.modules.get(step.module) if step is not None else None
-    goes_both = isinstance(module, nn.RNNBase) and module.bidirectional and mismatch.got == 2 * mismatch.wanted
-    if step is None or not goes_both or step.shape != mismatch.operand.sizes:
+def other_way(facts: FailureFacts, x: Operand) -> list[Repair]:
+    """The recurrent layer that made a state, in both directions instead of one, or in one instead of both."""
+    step = maker(x.made)
+    module = facts.modules.get(step.module) if step is not None else None
+    if step is None or not isinstance(module, nn.RNNBase) or step.shape != x.sizes:
         return []
-    return rebuilt_module(module, step.module, bidirectional=False, rank=19, why=f"one direction, as {local.facts.who} has")
+    why = "a state for one direction" if module.bidirectional else "a state for each direction"
+    return rebuilt_module(module, step.module, bidirectional=not module.bidirectional, rank=6, why=why)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, together
+from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, method, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
+from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch, resized_to
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.size_history import (
-    JOINS,
-    RESHAPES,
-    channels_first,
-    joined_along,
-    of_inputs,
-    steps,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.otherwise import at_step, otherwise, words
+from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, channels_first, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.source.syntax import expression
 
-_REDUCTIONS = frozenset(["mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "logsumexp", "median"])
 FLAT = method("flatten", 1)
 _IMAGES = 4
 """Dimensions."""
@@ -46,12 +38,22 @@ class Earlier:
     """Whether another size of the input would do, too."""
 
 
-def earlier(facts: FailureFacts, x: Operand, wanted: int, dim: int = -1) -> Earlier | None:
+def earlier(local: LocalCall, mismatch: Mismatch) -> Earlier | None:
     """Why another size than the wanted one came, where the last op is not to blame."""
-    if dim != -1:
-        return _joined(x, wanted, dim)
-    causes = (_unbatched(x), _rebatched(facts, x, wanted), _crossed(facts, x), _unpooled(x, wanted), _taken_apart(x, wanted))
-    return next(filter(None, causes), None) or _joined(x, wanted, dim)
+    facts, x, wanted = local.facts, mismatch.operand, mismatch.wanted
+    if mismatch.dim == -1:
+        causes = (_unbatched(x), _rebatched(facts, x, wanted), _crossed(facts, x), _taken_apart(x, wanted))
+        if cause := next(filter(None, causes), None):
+            return cause
+    batches = _batches(facts) | {x.sizes[0]}
+
+    def fits(sizes: Sizes) -> bool:
+        given = dict.fromkeys(mismatch.places, functools.partial(resized_to, sizes))
+        return sizes[:1] != () and sizes[0] in batches and local.gives(given) is not None
+
+    if (call := otherwise(x, fits)) is None:
+        return None
+    return Earlier(words(*call), call[1], wanted, fits=call[0].op in RESHAPES)
 
 
 def with_size(facts: FailureFacts, cause: Earlier, wanted: int, name: str) -> tuple[Repair, ...]:
@@ -137,83 +139,6 @@ def squeezed(facts: FailureFacts, x: Operand) -> Earlier | None:
 
 def _batches(facts: FailureFacts) -> set[int]:
     return {tensor.shape[0] for _, tensor in facts.inputs if tensor.dim() > 1}
-
-
-def _joined(x: Operand, wanted: int, dim: int) -> Earlier | None:
-    """``torch.cat`` along the batch or the steps, where it was to be along the features."""
-    step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in JOINS), None)
-    if step is None or step.op not in JOINS or step.shape != x.sizes:
-        return None
-    parts = [sizes for sizes, _ in step.inputs]
-    now, then = joined_along(step), dim % len(x.sizes)
-    if now is None or now == then or len(set(parts)) > 1 or sum(part[then] for part in parts) != wanted:
-        return None
-    words = f": `{step.op}` joined {' and '.join(map(shape, parts[:3]))} along dimension {now}"
-    edits = called_otherwise(step, lambda call, _: _along(call, dim), lambda _, args, __: torch.cat(args[0], dim=dim))
-    return Earlier(words, edits, wanted)
-
-
-def reduced_to(x: Operand, wanted: Sizes) -> tuple[Repair, ...]:
-    """The mean, the maximum or the like that made a tensor, over the dimension without which the wanted sizes are left."""
-    step = next((step for step in steps(x.made) if step.shape != x.sizes or step.op in _REDUCTIONS), None)
-    before = step.inputs[0][0] if step is not None and step.inputs else ()
-    if step is None or step.op not in _REDUCTIONS or step.shape != x.sizes or len(before) != len(x.sizes) + 1 or wanted == x.sizes:
-        return ()
-    dim = next((dim for dim in reversed(range(len(before))) if before[:dim] + before[dim + 1 :] == wanted), None)
-
-    def over(call: ast.Call, _: str) -> str:
-        of_torch = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
-        places = call.args[1:] if of_torch else call.args
-        named = [keyword.value for keyword in call.keywords if keyword.arg in {"dim", "axis"}]
-        if len(places) + len(call.keywords) != 1 or not isinstance([*places, *named][0], (ast.Constant, ast.UnaryOp)):
-            return ""
-        number = [ast.Constant(dim)] if places else []
-        return ast.unparse(
-            ast.Call(call.func, [*(call.args[:1] if of_torch else []), *number], [ast.keyword("dim", ast.Constant(dim))] if named else [])
-        )
-
-    return () if dim is None else called_otherwise(step, over, lambda func, args, _: func(args[0], dim), why=f"over dimension {dim}")
-
-
-def at_step(step: Made, change: ValueChange, *, why: str = "") -> tuple[Repair, ...]:
-    """What the step was made of, changed in the place of the user's call that made it."""
-    return called_otherwise(step, lambda _, x: change.text(x), lambda _, args, __: change.apply(args[0]), why=why)
-
-
-def called_otherwise(
-    step: Made, text: Callable[[ast.Call, str], str], run: Callable[[Any, Any, Any], Any], *, why: str = ""
-) -> tuple[Repair, ...]:
-    """The call that made this step, done otherwise, where it stands in the user's code."""
-    if step.line is None:
-        return ()
-    site = site_at(*step.line)
-    call = site.expression
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
-        return ()
-    of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
-    receiver = call.args[0] if of_torch and call.args else call.func.value
-    shown = ast.unparse(receiver)
-    code = text(call, shown if isinstance(receiver, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({shown})")
-    return (Repair(code, why, 1, ops=(OpEdit(site, step.op, run),)),) if code else ()
-
-
-def _along(call: ast.Call, dim: int) -> str:
-    rest = [ast.keyword(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg not in {"dim", "axis"}]
-    number = expression(str(dim))
-    return ast.unparse(ast.Call(call.func, call.args[:1], [*rest, ast.keyword("dim", number)])) if call.args else ""
-
-
-def _unpooled(x: Operand, wanted: int) -> Earlier | None:
-    """``x.view(n, -1)`` of a picture whose channels alone are what is wanted: each was to be one number."""
-    for step in steps(x.made):
-        before = step.inputs[0] if step.inputs else ((), None)
-        if step.shape != x.sizes or step.op not in RESHAPES:
-            return None
-        if len(before[0]) > 2 and before[0][:2] == (x.sizes[0], wanted) and len(x.sizes) == 2 and channels_first(before[1]):
-            mean = method("mean", tuple(range(2, len(before[0]))))
-            edits = at_step(step, mean, why=f"each channel as one value, instead of `{step.op}`")
-            return Earlier(f": its {wanted} channels were not pooled", edits, wanted, fits=True)
-    return None
 
 
 def _taken_apart(x: Operand, wanted: int) -> Earlier | None:

@@ -11,12 +11,13 @@ from torch import nn
 
 from torchdebug_magics.format import listed, number, shape
 from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, as_typed, as_written, method, on_operand, then
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, as_written, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
+from torchdebug_magics.instruments.shapes.repair.rules.otherwise import at_step, otherwise, words
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
@@ -29,7 +30,6 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     told,
 )
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, maker, makers, steps
-from torchdebug_magics.instruments.shapes.repair.source import site_at
 
 _CLASSES = frozenset({"cross_entropy", "nll_loss", "nll_loss_nd"})
 _TWO, _BYTE = 2, 255
@@ -173,8 +173,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     """Cross entropy and its like: the classes stand in dimension 1, and the target has one number for each."""
     op = f"`{facts.op}`"
     many = len(scores.sizes)
-    if len(target.sizes) == 1 and scores.sizes[:1] != target.sizes and (row := _of_one_sample(scores, target)) is not None:
-        return replace(row, sentence=f"{op} compares {told(scores)} with a target of {shape(target.sizes)}{row.sentence}")
+    if len(target.sizes) == 1 and (call := otherwise(scores, (*target.sizes, *scores.sizes[1:]).__eq__)) is not None:
+        return Diagnosis(f"{op} compares {told(scores)} with a target of {shape(target.sizes)}{words(*call)}", call[1], scores)
     if many == 2 and len(target.sizes) == 1 and scores.sizes[0] != target.sizes[0] and (cause := _one_hot(facts, scores, target)):
         return cause
     if target.sizes and target.sizes[0] != scores.sizes[0] and (cause := _other_rows(facts, scores, target)):
@@ -229,15 +229,6 @@ def last_step(facts: FailureFacts, scores: Operand, wanted: tuple[int, ...]) -> 
     return on_operand(facts, 0, change, rank=2, why="the last step alone")
 
 
-def _next_words(scores: Operand, target: Operand) -> list[Repair]:
-    """Targets of all words, for scores of all but the last: each is to be the next one."""
-    step = target.made
-    before = step.inputs[0][0] if step is not None and step.inputs else ()
-    if step is None or step.op not in RESHAPES or len(before) != _TWO or scores.sizes[0] != before[0] * (before[1] - 1):
-        return []
-    return list(at_step(step, as_written("{0}[:, 1:].reshape(-1)"), why="the next word for each"))
-
-
 def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
     """One-hot rows of which a reshape made one row."""
     step = target.made
@@ -250,23 +241,6 @@ def _one_hot(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis
     edits = at_step(step, method("argmax", 1))
     sentence = f"`{facts.op}` of scores {shape(scores.sizes)} expects class indices, and the target is one-hot, {shape(scores.sizes)}"
     return Diagnosis(f"{sentence}: `{step.op}` made {target.sizes[0]} of it", edits, target)
-
-
-def _of_one_sample(scores: Operand, target: Operand) -> Diagnosis | None:
-    """``out[-1]`` of what has the samples first: the last sample, where the last step of each was meant."""
-    for step in steps(scores.made):
-        before: tuple[int, ...] = step.inputs[0][0] if step.inputs else ()
-        is_row = step.op == "__getitem__" and len(step.args) == 1 and type(step.args[0]) is int and step.shape == before[1:]
-        if not is_row or step.line is None or len(before) < _IN_STEPS or before[0] != target.sizes[0]:
-            continue
-        site, index = site_at(*step.line), step.args[0]
-        if not isinstance(site.expression, ast.Subscript):
-            return None
-        whole = ast.unparse(site.expression.value)
-        run = OpEdit(site, step.op, lambda func, args, _, index=index: func(args[0], (slice(None), index)))  # type: ignore[misc]
-        why = f": `{site.text}` of {shape(before)} is one sample of {before[0]}, with all its {before[1]} steps"
-        return Diagnosis(why, (Repair(f"{whole}[:, {index}]", "that step of each sample", 1, ops=(run,)),), scores)
-    return None
 
 
 def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -285,7 +259,8 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
 
 
 def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
-    edits: list[Repair] = [*last_step(facts, scores, (*target.sizes, scores.sizes[-1])), *_next_words(scores, target)]
+    edits = last_step(facts, scores, (*target.sizes, scores.sizes[-1]))
+    edits += other[1] if (other := otherwise(target, wanted.__eq__)) is not None else ()
     for dim, size in enumerate(target.sizes):
         if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
             edits += on_operand(facts, 1, method("squeeze", dim), rank=1)

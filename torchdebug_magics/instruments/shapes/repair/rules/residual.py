@@ -15,14 +15,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, on_operand, together
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.size_history import (
-    channels_first,
-    comes_from,
-    features_last,
-    makers,
-    of_inputs,
-    steps,
-)
+from torchdebug_magics.instruments.shapes.repair.size_history import channels_first, comes_from, features_last, makers, of_inputs, steps
 from torchdebug_magics.probing.source.syntax import names_in
 
 _IMAGES = 4

@@ -86,7 +86,7 @@ def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
         *candidates.relaid(local, mismatch.at),
         *(edit for further in mismatches for edit in candidates.remade(local, further)),
         *(edit for further in mismatches for edit in candidates.fitted(local, further)),
-        *candidates.one_way(local, mismatch),
+        *candidates.other_way(facts, x),
         *_first_rows(local, mismatch),
         *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
     ]
@@ -113,7 +113,7 @@ def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
     whole = "" if product(x.made, got, dim) or many <= 2 or dim != -1 else f", the last dimension of {shape(x.sizes)}"
     sentence = f"{facts.who} expects {wanted} {_NOUNS[argument].format(argument)}{role}, gets {gets(x, got, dim)}{whole}"
     fit = (got, wanted) if dim == -1 and (product(x.made, got, dim) or is_flattened(x.made)) else None
-    if before := earlier(facts, x, wanted, dim):
+    if before := earlier(local, mismatch):
         edits = with_size(facts, before, wanted, argument) if dim == -1 else before.edits
         return Diagnosis(
             sentence + before.words,

@@ -8,17 +8,15 @@ import itertools
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import other_way, placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, found_among, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
-from torchdebug_magics.instruments.shapes.repair.size_history import maker, of_inputs
+from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
 from torchdebug_magics.probing.source.syntax import as_atom
 
 _OPS = frozenset(
@@ -112,20 +110,11 @@ def _bounds(facts: FailureFacts, text: str, x: Operand) -> Diagnosis:
         dim, position = place
         size = x.sizes[dim]
         sentence = f"{text} selects position {position} of dimension {dim}, which has {size} (0 to {size - 1}): {told(x)}"
-        return Diagnosis(sentence, (*_directions(facts, x, dim, position), *_last(facts, position, size)), x)
+        both = other_way(facts, x) if dim == 0 and position in {1, -2} else []
+        return Diagnosis(sentence, (*both, *_last(facts, position, size)), x)
     if beyond := _beyond_rows(facts, text, x):
         return beyond
     return Diagnosis(f"{text} selects a position that {told(x)} does not have", (), x)
-
-
-def _directions(facts: FailureFacts, x: Operand, dim: int, position: int) -> list[Repair]:
-    """The state of a recurrent layer that goes one way, and both are asked for."""
-    step = maker(x.made)
-    module = facts.modules.get(step.module) if step is not None and step.shape == x.sizes else None
-    if step is None or dim or not isinstance(module, nn.RNNBase) or module.bidirectional or (position > 1 and module.num_layers > 1):
-        return []
-    is_there = -2 * x.sizes[0] <= position < 2 * x.sizes[0] and len(x.sizes) > 1
-    return rebuilt_module(module, step.module, bidirectional=True, rank=6, why="a state for each direction") if is_there else []
 
 
 def _last(facts: FailureFacts, position: int, size: int) -> list[Repair]:

@@ -12,6 +12,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
+from torchdebug_magics.instruments.shapes.repair.rules.otherwise import tensor_of
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import assignments
@@ -124,7 +125,9 @@ def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Rep
     many = math.prod(x.sizes)
     edits: list[Repair] = []
     if len(wanted) == 2 and x.sizes and len(x.sizes) > 2:
-        edits += rewritten(facts, _flat, lambda _, args, __: args[0].flatten(1), rank=3, why="each row in one dimension")
+        flat = facts.written_call and tensor_of(facts.written_call, len(facts.args) - 1)
+        text = f"{as_atom(flat)}.flatten(1)" if flat else ""
+        edits += rewritten(facts, lambda _: text, lambda _, args, __: args[0].flatten(1), rank=3, why="each row in one dimension")
     edits += _made_to_fit(facts, x, wanted)
     free = wanted.index(-1) if -1 in wanted else None
     for at in range(len(wanted)):
@@ -162,27 +165,27 @@ def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int
     return 8 + len(wanted) - at
 
 
-def _flat(call: ast.Call) -> str:
-    if not isinstance(call.func, ast.Attribute):
-        return ""
-    of_torch = isinstance(call.func.value, ast.Name) and call.func.value.id == "torch"
-    return f"{as_atom(call.args[0] if of_torch and call.args else call.func.value)}.flatten(1)"
-
-
 def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int) -> list[Repair]:
-    return rewritten(facts, lambda call: _call_with(call, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank)
+    return rewritten(
+        facts,
+        lambda call: _call_with(call, tensor_of(call, len(facts.args) - 1), sizes),
+        lambda _, args, __: args[0].reshape(sizes),
+        rank=rank,
+    )
 
 
-def _call_with(call: ast.Call, sizes: tuple[int, ...]) -> str:
+def _call_with(call: ast.Call, tensor: ast.expr | None, sizes: tuple[int, ...]) -> str:
     """The same call with other sizes; those that stay are written as they were."""
     new = [expression(str(size)) for size in sizes]
-    old: list[ast.expr] = list(call.args)
+    first = [argument for argument in call.args if argument is tensor]  # of ``torch.reshape(x, (2, -1))``
+    old = call.args[len(first) :]
     if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
         inner = [was if _same(was, size) else now for was, now, size in zip(old[0].elts, new, sizes, strict=False)]
-        return ast.unparse(ast.Call(call.func, [ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
+        return ast.unparse(ast.Call(call.func, [*first, ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
     if len(old) != len(sizes):
         return ""
-    return ast.unparse(ast.Call(call.func, [was if _same(was, size) else now for was, now, size in zip(old, new, sizes, strict=True)], []))
+    inner = [was if _same(was, size) else now for was, now, size in zip(old, new, sizes, strict=True)]
+    return ast.unparse(ast.Call(call.func, [*first, *inner], []))
 
 
 def _same(node: ast.expr, size: int) -> bool:
