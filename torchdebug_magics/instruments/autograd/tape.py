@@ -23,7 +23,14 @@ from torchdebug_magics.probing.tensors import sums_to_one, tensors_in
 from torchdebug_magics.report import Location
 
 Note: TypeAlias = Literal[
-    "", "wraps a graph", "takes probabilities", "takes logits", "compares scores", "asks for more than 0", "no distributions"
+    "",
+    "wraps a graph",
+    "takes probabilities",
+    "takes logits",
+    "compares scores",
+    "asks for more than 0",
+    "no distributions",
+    "too few frames",
 ]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _WITH_TARGETS = DISTANCES | {"binary_cross_entropy", "binary_cross_entropy_with_logits"}
@@ -362,7 +369,22 @@ def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
         note = "no distributions"
     elif name == "_log_softmax" and _sums_to_one(args[0], args[1]):
         note = "takes probabilities"
+    elif name == "_ctc_loss" and _has_too_few_frames(*args[1:4]):
+        note = "too few frames"
     return note
+
+
+def _has_too_few_frames(targets: torch.Tensor, frames: Any, letters: Any) -> bool:
+    """Whether most targets have more letters than their samples have frames; between two that are equal, there must be a blank."""
+    if targets.is_meta:
+        return False
+    with modes_aside(), torch.no_grad():
+        lengths: list[int] = torch.as_tensor(letters).tolist()
+        room: list[int] = torch.as_tensor(frames).tolist()
+        rows = targets if targets.ndim > 1 else targets.split(lengths)
+        words = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        are_short = [len(word) + int((word[1:] == word[:-1]).sum()) > count for word, count in zip(words, room, strict=True)]
+        return 2 * sum(are_short) > len(are_short)
 
 
 def _are_scores(values: torch.Tensor, classes: torch.Tensor) -> bool:

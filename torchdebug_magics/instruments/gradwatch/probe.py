@@ -135,16 +135,16 @@ class GradProbe:
         devices = [parameter.device for parameter in parameters]
         if known is not None and known.ids == tuple(map(id, parameters)) and known.devices == devices:
             return known
-        same: GradientHistory | None = None
+        line, same = self._events.lines.here(sys._getframe()), None
         for key, other in list(self._watches.items()):
-            if key == id(optimizer) or other.optimizer() is None:
+            is_alike = other.ids == tuple(map(id, parameters)) and not other.history.keeps_state
+            is_alike = is_alike and (other.history.line, other.history.kind) == (line, type(optimizer).__name__)
+            if key == id(optimizer) or other.optimizer() is None or is_alike:  # a closure keeps the last one alive
                 self._read(other)
                 del self._watches[key]
-                is_alike = other.ids == tuple(map(id, parameters)) and not other.history.keeps_state
                 same = other.history if is_alike else same  # made anew in each step, it goes on where the last one was
         with self._lock:
-            line, histories = self._events.lines.here(sys._getframe()), self._record.histories
-            same = same if same is not None and (same.line, same.kind) == (line, type(optimizer).__name__) else None
+            histories = self._record.histories
             if known is None and same is None and len(histories) < MOST_OPTIMIZERS:
                 histories.append(GradientHistory(self._record, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
             history = known.history if known is not None else same or histories[-1]

@@ -157,13 +157,15 @@ def with_fix_of(other: Report, report: Report) -> Report:
 
 def _is_like(as_written: Run, report: Any) -> bool:
     """Whether the run as written goes as the cell did: a model that was trained, or otherwise prepared, before the cell goes otherwise."""
-    own = [math.nan if loss is None else loss for loss in report.losses][: max(1, len(as_written.losses) // report.steps_per_value)]
+    width = report.steps_per_value
+    again = as_written.losses[width - 1 :: width] or as_written.losses  # the report keeps the last loss of so many steps
+    own = [math.nan if loss is None else loss for loss in report.losses][: len(again)]
     first, last = own[0], _last(own)
-    if abs(as_written.losses[0] - first) > _AS_FIRST * abs(first):
+    if abs(again[0] - first) > _AS_FIRST * abs(first):
         return False
     if not last <= first:  # it diverges, or is thrown about
-        return not _last(as_written.losses) < _FALLEN * as_written.losses[0]
-    return abs(_last(as_written.losses) - last) <= _AS_LAST * abs(last)
+        return not _last(again) < _FALLEN * again[0]
+    return abs(_last(again) - last) <= _AS_LAST * abs(last)
 
 
 def _helps(run: Run, as_written: Run) -> bool:

@@ -365,4 +365,40 @@ for real in torch.randn(3, 6, 4):
 """,
         edits=(("critic(made).mean() - ", "critic(made.detach()).mean() - "),),
     ),
+    Case(
+        name="two losses of one graph, of which the first optimizer steps between",
+        kind="inplace",
+        text="""\
+generator, critic = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt_g, opt_c = torch.optim.SGD(generator.parameters(), lr=0.1), torch.optim.SGD(critic.parameters(), lr=0.1)
+for real in torch.randn(3, 6, 4):
+    fake = critic(generator(torch.randn(6, 2)))
+    loss_c, loss_g = fake.mean() - critic(real).mean(), -fake.mean()
+    opt_c.zero_grad()
+    loss_c.backward(retain_graph=True)
+    opt_c.step()  #> location
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+        edits=(
+            ("    opt_c.step()  #> location\n", ""),
+            ("    loss_g.backward()\n", "    loss_g.backward(inputs=list(generator.parameters()))\n    opt_c.step()\n"),
+        ),
+    ),
+    Case(
+        name="fewer frames than letters",
+        kind="loss_input",
+        ops=("ctc_loss",),
+        text="""\
+net = nn.Linear(4, 6)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+ctc = nn.CTCLoss(zero_infinity=True)
+for x, y in zip(torch.randn(3, 5, 2, 4), torch.randint(1, 6, (3, 2, 7))):
+    loss = ctc(net(x).log_softmax(2), y, torch.tensor([5, 5]), torch.tensor([7, 7]))  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
 )

@@ -27,12 +27,13 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 from torchdebug_magics.instruments.autograd.tape import Backward, RecordedOp, Use
 from torchdebug_magics.probing.graphs import saved_by, upstream
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import SIMPLE, cells
+from torchdebug_magics.probing.source.edited_source import SIMPLE, Source, cells, made_as
 from torchdebug_magics.probing.source.syntax import (
     bound_names,
     called,
     covers,
     exchanged,
+    expression,
     loops_around,
     method,
     nodes,
@@ -98,7 +99,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     fix = f"move `{code_at(writer.where, statement=statement) or 'the write'}` below the backward pass, or write into a copy (`.clone()`)"
     where, edits = writer.where, tuple[Edit, ...]()
     if writer.in_optimizer:
-        where, fix = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
+        where, fix, edits = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
     elif code := out_of_place(statement, writer.where):
         fix = f"`{code}`"
     elif writer.module_type and writer.name.endswith("_"):
@@ -123,7 +124,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     )
 
 
-def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> tuple[Location | None, str]:
+def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> tuple[Location | None, str, tuple[Edit, ...]]:
     """(the update that came too early, how it comes late enough), in the innermost function that the writes and the failing call share.
 
     There the update can go below the call, unless what stands between needs what it binds, or both are in a loop that does not compute
@@ -133,7 +134,7 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     pairs = [pair for writer in writers if (pair := _parting(writer, lasting)) is not None]
     if not pairs:
         update = writers[0].where
-        return update, f"compute the loss again after `{code_at(update)}`, before `{raised.code or 'backward()'}`"
+        return update, f"compute the loss again after `{code_at(update)}`, before `{raised.code or 'backward()'}`", ()
     call = pairs[0][1]
     updates = sorted({update for update, other in pairs if other == call}, key=lambda update: update.line)
     first, tree, made = updates[0], tree_of(call.file), _parting(saver, lasting)
@@ -143,8 +144,41 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     bound = {name for update in updates if (statement := statement_at(update)) is not None for name in bound_names(statement)}
     if first.line < call.line and is_new and not bound & read_names(*between):
         moved = listed([f"`{code_at(update)}`" for update in updates])
-        return first, f"move {moved} below `{code_at(call)}`, or compute the second loss again after the update"
-    return first, f"compute the loss of `{code_at(call)}` after `{code_at(updates[-1])}`"
+        alone, edits = _of_its_own(first, call) if len(updates) == 1 else ("", ())
+        fix = f"move {moved} below `{code_at(call)}`"
+        return first, f"{fix}, and write {alone}" if edits else f"{fix}, or compute the second loss again after the update", edits
+    return first, f"compute the loss of `{code_at(call)}` after `{code_at(updates[-1])}`", ()
+
+
+def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]]:
+    """A backward pass whose own optimizer steps next, with gradients for that one's parameters alone, and the update below it.
+
+    Else the update would also follow the gradients of this loss, which may be the opposite, as of a generator's.
+    """
+    tree = tree_of(call.file)
+    backward, early = statement_at(call), statement_at(update)
+    source = Source(call, tree) if tree is not None else None
+    block = source.block_of(backward) if source is not None else []
+    later = block[block.index(backward) + 1 :] if backward in block else []
+    steps = [
+        ast.unparse(node.func.value) for node in nodes(ast.Call, *later) if method(node) == "step" and isinstance(node.func, ast.Attribute)
+    ]
+    made = made_as(call.file, steps[0], "") if steps else []
+    given = made[0][1].args[0] if made and made[0][1].args else None
+    if (
+        source is None
+        or not isinstance(backward, ast.Expr)
+        or not isinstance(early, ast.Expr)
+        or given is None
+        or method(given) != "parameters"
+    ):
+        return "", ()
+    if not isinstance(backward.value, ast.Call) or method(early.value) != "step" or ast.unparse(early.value).startswith(f"{steps[0]}.step"):
+        return "", ()
+    own = ast.keyword("inputs", expression(f"list({ast.unparse(given)})"))
+    new = ast.unparse(ast.Call(backward.value.func, backward.value.args, [*backward.value.keywords, own]))
+    edits = (source.replacing(early, ""), source.replacing(backward, f"{new}\n{ast.unparse(early)}"))
+    return f"`{new}`", source.merged(edits)
 
 
 def _parting(op: RecordedOp, lasting: list[Location]) -> tuple[Location, Location] | None:

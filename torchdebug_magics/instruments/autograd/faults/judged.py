@@ -18,7 +18,13 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
 )
 from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions, weighted_by_itself
 from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import compared_scores, misfit_losses, several_labels, unlikely_classes
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
+    compared_scores,
+    misfit_losses,
+    several_labels,
+    unaligned_targets,
+    unlikely_classes,
+)
 from torchdebug_magics.instruments.autograd.faults.modes import (
     dropped_in_evaluation,
     evaluated_in_training_mode,
@@ -330,7 +336,8 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     driven_values, nothing_reached, wrong_order,
     remade_leaves, losses_made_once, unkept_gradients,
     wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, several_labels, unlikely_classes, compared_scores, one_column, other_classes,
+    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, several_labels, unlikely_classes, compared_scores,
+    one_column, other_classes,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, unused_weights, overwritten_inputs,

@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Iterator
 
-from torchdebug_magics.format import number
+from torchdebug_magics.format import number, plural
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
@@ -72,6 +72,20 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         else:
             continue
         return
+
+
+def unaligned_targets(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Targets of more letters than the model returns frames."""
+    op = next((op for op in facts.tape.ops if op.note == "too few frames" and op.is_forward), None)
+    if op is not None:
+        yield finding(
+            "loss_input",
+            f"`ctc_loss` gets {plural(op.reads[0].shape[0], 'frame')} for targets of more letters: they have no alignment",
+            op.where,
+            "let the model return a frame for each letter at least, and one between equal letters: by smaller strides, or longer inputs",
+            op="ctc_loss",
+            explanation="the loss of such a sample is infinite; with `zero_infinity=True` it is 0, and nothing is learned from it",
+        )
 
 
 def unlikely_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:

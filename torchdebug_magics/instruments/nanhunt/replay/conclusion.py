@@ -103,6 +103,18 @@ def bad_outputs(replayed: Replayed) -> Sinks:
     return [(tensor, Sink("output")) for tensor in replayed.outputs if kind_of(tensor)]
 
 
+def born_beside(replayed: Replayed, outcome: Outcome) -> Sinks:
+    """What ops made NaN of finite values in the step, in the elements in which a tensor from before the step is NaN."""
+    if outcome.finding is None or outcome.finding.phase != "data":
+        return []
+    masks = [bad_mask(tensor, NAN) for tensor in outcome.bad.values()]
+    made = [op for op in replayed.observer.ops if op.is_bad and not op.backward and not op.late and not any(map(is_bad, op.inputs()))]
+    wanted = [mask for mask in masks if mask is not None and bool(mask.any())]
+    outputs = [(output, bad_mask(output, NAN)) for op in made for output in op.outputs]
+    same = [output for output, mask in outputs if mask is not None and any(torch.equal(mask, other) for other in wanted)]
+    return [(output, Sink("output")) for output in same[:1]]
+
+
 def conclude(
     inquiry: Inquiry, replayed: Replayed, sinks: Sinks, way: str, note: Callable[[str], None], *, only_births: bool = False
 ) -> Outcome:

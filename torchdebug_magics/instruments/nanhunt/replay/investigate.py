@@ -21,6 +21,7 @@ from torchdebug_magics.instruments.nanhunt.replay.conclusion import (
     averaged,
     bad_outputs,
     bare,
+    born_beside,
     conclude,
     needs_others,
     same_gradients,
@@ -131,6 +132,12 @@ class Investigator:
             return f"the step could not be replayed as a whole: {replayed.refused}"
         if not replayed.finished:
             return replayed.problem or "the replay did not reach backward()"
+        if replayed.reproduced is False:
+            # What made a tensor with a graph before the step may have drawn random numbers: then that tensor is taken as it is.
+            without = Attempt(inquiry.tensors, step.backward_number, dict(inquiry.leaves))
+            fewer: Again = partial(self._rerun.statements, step, inquiry.chain, without, graphs=False)
+            other = fewer()
+            replayed, again = (other, fewer) if other.finished and other.reproduced else (replayed, again)
         return self._judged(step, inquiry, attempt, replayed, again)
 
     def _inside(self, step: Step, inquiry: Inquiry, attempt: Attempt) -> Outcome | str:
@@ -163,6 +170,11 @@ class Investigator:
         outcome = conclude(inquiry, replayed, bad(replayed), "statements", self._note)
         earlier = self._before_the_model(step, inquiry, attempt, outcome)
         outcome, again = (outcome, again) if earlier is None else earlier
+        if earlier is None and (beside := born_beside(replayed, outcome)):
+            # What an earlier step has left may be made bad again in this one, though its loss does not use that yet.
+            again_born = conclude(inquiry, replayed, beside, outcome.way, lambda _: None)
+            if again_born.finding is not None and again_born.finding.op is not None:
+                return self._with_fix(again_born, inquiry, again, partial(born_beside, outcome=outcome), what="the bad op")
         if outcome.finding is not None and outcome.finding.phase == "data":
             outcome, reading = made_by_a_data_set(self._rerun, inquiry, outcome, outcome.finding)
             if reading is not None:

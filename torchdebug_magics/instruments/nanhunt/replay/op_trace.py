@@ -239,6 +239,10 @@ class Trace(OpRecorder[_Running]):
         """Its ops are over."""
         self.backward_frame, self.late = None, self.late or is_the_one
 
+    def stands_for(self, recorded: torch.Tensor, made: torch.Tensor) -> None:
+        """What is used in place of a tensor that was made again has come about as that one has."""
+        self._stand_in(Overwritten(made, recorded, self.maker(made)), len(self.ops))
+
     def forward_of(self, op: Op) -> Op | None:
         """The forward op that a backward op is the derivative of; through the first backward for a double one."""
         seen: set[int] = set()

@@ -22,6 +22,7 @@ from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.distributed.unsent_collectives import Exchange
 from torchdebug_magics.probing.source.syntax import Span, span_as_written
 from torchdebug_magics.probing.source.user_code import is_of_module, is_user_code, local_values, owner
+from torchdebug_magics.probing.tensors import is_bad
 
 Place: TypeAlias = tuple[CodeType, int]
 """An instruction: unlike a frame it keeps no variables alive."""
@@ -90,6 +91,11 @@ def same_bits(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -
 def same_kinds(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
     """Whether the same elements are NaN, infinite and minus infinite."""
     return _equal(left, right, _kinds)
+
+
+def badly_alike(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
+    """As `same_kinds`, and some of them are."""
+    return same_kinds(left, right) and any(map(is_bad, left))
 
 
 def no_less_bad(now: tuple[torch.Tensor, ...], then: tuple[torch.Tensor, ...]) -> bool:

@@ -21,6 +21,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     Position,
     Replayed,
     agree,
+    badly_alike,
     base_of,
     caller,
     outside_transforms,
@@ -31,7 +32,7 @@ from torchdebug_magics.instruments.nanhunt.rerun.attempt import (
     same_kinds,
 )
 from torchdebug_magics.instruments.nanhunt.rerun.step_recorder import Entry, Step, StepRecorder
-from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, values_in
+from torchdebug_magics.instruments.nanhunt.rerun.step_slice import Slice, cut, cut_graphs, values_in
 from torchdebug_magics.instruments.nanhunt.rerun.written_places import iterators_in
 from torchdebug_magics.probing.compiler import eager
 from torchdebug_magics.probing.dispatch import enter, modes_aside
@@ -153,11 +154,13 @@ class StepRerun:
         attempt: Attempt,
         wanted: str = "",
         held: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        graphs: bool = True,
     ) -> Replayed:
         """Re-execute the step's own statements, and those that made the variable `wanted`. See `cut`."""
 
         def sliced() -> Slice:
-            part = cut(step, sink, wanted, held)
+            part = cut(step, sink, wanted, held, graphs=graphs)
             for name in iterators_in(part.names, part.statements):
                 refuse(f"it takes from the iterator {name}, which cannot be rewound")
             return part
@@ -279,8 +282,9 @@ class StepRerun:
                 replayed.names, replayed.made = part.names, part.made
             entered, guard = self.recorder.models.entered(), self.recorder.guard
             self._effects = self._effects or Effects(guard, sentence=_REPEATED, anyway=self._anyway)
-            self._feed = Feed(step.entries, part.code if part is not None else None)
+            self._feed = Feed(step.entries, part.code if part is not None else None, replayed.observer)
             with self._effects.trial(*(() if part is None else (part.code, part.names)), *reached, *entered):
+                attempt.leaves.update(cut_graphs(part) if part is not None else {})
                 before = None if part is None else step.before if step.entries else self.recorder.between
                 state = self._state = ReplayState(step, before, attempt.leaves.values(), entered, [*values_in(part), *reached], guard)
                 state.start()
@@ -317,9 +321,10 @@ class StepRerun:
 class Feed:
     """Knows the recorded calls by their place: code that makes an argument may call the same model, and that is another call."""
 
-    def __init__(self, entries: list[Entry], code: CodeType | None) -> None:
+    def __init__(self, entries: list[Entry], code: CodeType | None, observer: Trace) -> None:
         self._entries = entries
         self._code = code
+        self._observer = observer
         self._next = 0
 
     @property
@@ -343,13 +348,14 @@ class Feed:
             return None
         entry.random.put_back()
         with modes_aside():  # what we ask must not stand in the trace
-            return _merged((args, kwargs), (entry.args, entry.kwargs))
+            return _merged((args, kwargs), (entry.args, entry.kwargs), self._observer)
 
 
-def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any, Any]:
+def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any], observer: Trace) -> tuple[Any, Any]:
     """The recorded arguments, but for tensors inside the graph, and those that were made again with the same bits.
 
-    The first must belong to the graph of the replay; of the others the replay knows how they were made.
+    The first must belong to the graph of the replay; of the others the replay knows how they were made. It also knows that of a tensor
+    which is bad in the same elements, and differs in its good ones: they hang on random numbers from before the step.
     """
     new, shape = tree_flatten(evaluated)
     old, old_shape = tree_flatten(recorded)
@@ -362,6 +368,8 @@ def _merged(evaluated: tuple[Any, Any], recorded: tuple[Any, Any]) -> tuple[Any,
             comparable = now.requires_grad == then.requires_grad
             if then.grad_fn is not None or (comparable and agree(now, then, same_bits, unknown=False)):
                 taken = now
+            elif comparable and agree(now, then, badly_alike, unknown=False):
+                observer.stands_for(then, now)
         merged.append(taken)
     together: tuple[Any, Any] = tree_unflatten(merged, shape)
     return together

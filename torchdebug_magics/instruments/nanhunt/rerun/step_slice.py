@@ -51,11 +51,13 @@ class Slice:
     """What the variables that the step binds held at its end."""
 
 
-def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({})) -> Slice:
+def cut(
+    step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[str, Any] = MappingProxyType({}), *, graphs: bool = True
+) -> Slice:
     """The slice of the deepest frame that stands both in the step's first model call and in its `backward()`.
 
     Without a model call: the statements before `backward()` that the loss depends on. `wanted` names a variable whose making, before
-    the model call, is to be run again, too, as is that of each variable with a graph; `held` says what variables held before.
+    the model call, is to be run again, too, as is with `graphs` that of each variable with a graph; `held` says what variables held before.
     """
     adopt_timed(position.frame for position in sink)
     if step.entries:
@@ -64,7 +66,7 @@ def cut(step: Step, sink: tuple[Position, ...], wanted: str = "", held: Mapping[
         statements, now = body[first : last + 1], names_seen(end.frame)
         early = dict(step.live_in.get(id(start.frame), {}))
         # What is filled in the step must begin empty again; a backward() goes on into what made a variable with a graph.
-        free = read_before_bound(statements) - early.keys()
+        free = read_before_bound(statements) - early.keys() if graphs else set()
         with_graph = {name for name in free if isinstance(value := now.get(name), torch.Tensor) and value.grad_fn is not None}
         remade = ({wanted} - {""}) | written_into(statements) | with_graph
         before, _ = makers(_ahead(start, body)[0], remade, frozenset(held))
@@ -150,6 +152,17 @@ def values_in(part: Slice | None) -> list[object]:
     if part is None:
         return []
     return [part.names[name] for name in names_in(*part.statements) & part.names.keys()]
+
+
+def cut_graphs(part: Slice) -> dict[int, torch.Tensor]:
+    """Variables whose graph was made before the statements, and is gone since the backward(): leaves in their place."""
+    cut: dict[int, torch.Tensor] = {}
+    for name in read_before_bound(list(part.statements)):
+        value = part.names.get(name)
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            leaf = part.names[name] = value.detach().requires_grad_()
+            cut[id(leaf)] = leaf
+    return cut
 
 
 _TAKING = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "readline", "recv"})
