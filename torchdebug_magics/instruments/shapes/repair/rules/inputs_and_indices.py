@@ -75,15 +75,15 @@ def _told(facts: FailureFacts, node: ast.expr, now: int, then: int, names: Seque
     return next((f"{name}.size(0)" for name, size in batches if size == then > 1 and isinstance(node, ast.Constant)), str(then))
 
 
-def found_among(made: Made | None) -> tuple[Made, int] | None:
+def positions_in(made: Made | None) -> tuple[Made, int] | None:
     """The op that found the indices as positions in another tensor, such as ``argmax``, and in how many; None where there is none."""
     for step in itertools.takewhile(lambda step: step.op in _FINDS | _LAYS_OUT, steps(made)):
-        sizes, found = step.inputs[0][0] if step.inputs else (), step.shape
+        sizes, result = step.inputs[0][0] if step.inputs else (), step.shape
         if step.op in _FINDS and sizes:
             along = [
                 size
                 for dim, size in enumerate(sizes)
-                if found in {sizes[:dim] + kept + sizes[dim + 1 :] for kept in ((), found[dim : dim + 1])}
+                if result in {sizes[:dim] + kept + sizes[dim + 1 :] for kept in ((), result[dim : dim + 1])}
             ]
             return step, along[-1] if along else math.prod(sizes)
     return None

@@ -16,7 +16,7 @@ from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, found_among, shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, positions_in, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, named, producer_edits, short_dtype
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, maker, steps
 from torchdebug_magics.instruments.shapes.repair.source import EditSite
@@ -46,9 +46,9 @@ def _beyond(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, 
     place = [int(index) for index in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
     sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
-    found = found_among(ids.made)
-    if found is not None and found[1] > rows:
-        sentence += f": `{found[0].op}` returns one of {found[1]} {came_from(found[0].inputs[0][1])}".rstrip()
+    positions = positions_in(ids.made)
+    if positions is not None and positions[1] > rows:
+        sentence += f": `{positions[0].op}` returns one of {positions[1]} {came_from(positions[0].inputs[0][1])}".rstrip()
     edits = _embedding_edits(facts, ids, (low, high), rows)
     if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
         long = too_long(facts, high + 1, rows)
@@ -61,11 +61,11 @@ def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], r
     low, high = ends
     if low < 0 or not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
         return []
-    found = found_among(ids.made)
-    last = high if found is None else max(high, found[1] - 1)
+    positions = positions_in(ids.made)
+    last = high if positions is None else max(high, positions[1] - 1)
     edits = rebuilt_module(facts.module, facts.path, num_embeddings=last + 1, why=f"rows for the indices 0 to {last}")
-    if found is not None:
-        edits += producer_edits(facts, replace(ids, made=found[0].inputs[0][1]), found[1], rows, rank=22)
+    if positions is not None:
+        edits += producer_edits(facts, replace(ids, made=positions[0].inputs[0][1]), positions[1], rows, rank=22)
     elif high == rows and any(step.op in _ROUNDS for step in steps(ids.made)):  # such as bins of which the last one has one number
         edits += on_operand(facts, 0, as_written(f"{{0}}.clamp(max={rows - 1})"), rank=8, why="no index beyond the last row")
     if low and high == rows:

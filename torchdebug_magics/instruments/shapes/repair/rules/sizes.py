@@ -86,7 +86,7 @@ def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
         *candidates.relaid(local, mismatch.at),
         *(edit for further in mismatches for edit in candidates.remade(local, further)),
         *(edit for further in mismatches for edit in candidates.fitted(local, further)),
-        *candidates.other_way(facts, x),
+        *(candidates.other_way(facts, x) if mismatch.got == 2 * mismatch.wanted else ()),
         *_first_rows(local, mismatch),
         *producer_edits(facts, x, mismatch.got, mismatch.wanted, rank=22),
     ]

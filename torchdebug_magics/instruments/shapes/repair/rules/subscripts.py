@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, Val
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import other_way, placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, found_among, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, positions_in, shortened
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
 from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
 from torchdebug_magics.probing.source.syntax import as_atom
@@ -146,8 +146,8 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
     if index is None or wrong is None or not size:
         return None
     sentence = f"{text} selects position {wrong} of dimension 0, which has {size} (0 to {size - 1}): {told(x)}"
-    found = found_among(index.made)
-    many = wrong + 1 if found is None else max(wrong + 1, found[1])
+    positions = positions_in(index.made)
+    many = wrong + 1 if positions is None else max(wrong + 1, positions[1])
     edits = [*fitted(facts, x, size, many, rank=6), *parameter_edit(x, (many, *x.sizes[1:]), rank=12)] if wrong >= 0 else []
     return Diagnosis(sentence, (*edits, *(shortened(facts, many, size) if not of_inputs(x.made) else ())), index)
 

@@ -166,18 +166,14 @@ def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int
 
 
 def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int) -> list[Repair]:
-    return rewritten(
-        facts,
-        lambda call: _call_with(call, tensor_of(call, len(facts.args) - 1), sizes),
-        lambda _, args, __: args[0].reshape(sizes),
-        rank=rank,
-    )
+    many = len(facts.args) - 1
+    return rewritten(facts, lambda call: _call_with(call, many, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank)
 
 
-def _call_with(call: ast.Call, tensor: ast.expr | None, sizes: tuple[int, ...]) -> str:
+def _call_with(call: ast.Call, many: int, sizes: tuple[int, ...]) -> str:
     """The same call with other sizes; those that stay are written as they were."""
     new = [expression(str(size)) for size in sizes]
-    first = [argument for argument in call.args if argument is tensor]  # of ``torch.reshape(x, (2, -1))``
+    first = [argument for argument in call.args if argument is tensor_of(call, many)]  # of ``torch.reshape(x, (2, -1))``
     old = call.args[len(first) :]
     if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
         inner = [was if _same(was, size) else now for was, now, size in zip(old[0].elts, new, sizes, strict=False)]
