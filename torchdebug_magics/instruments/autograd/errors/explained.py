@@ -16,7 +16,7 @@ from torchdebug_magics.instruments.autograd.errors.inplace import modified_in_pl
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, missing_gradient_of, parts_of_value
 from torchdebug_magics.instruments.autograd.errors.second_backward import second_time
 from torchdebug_magics.instruments.autograd.errors.to_numpy import WORDS, unread_by_numpy
-from torchdebug_magics.instruments.autograd.faults.left_out import WHY_HIDDEN, hidden_parameters, registering
+from torchdebug_magics.instruments.autograd.faults.forgotten import WHY_HIDDEN, hidden_parameters, registering
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import (
     attribute_line,

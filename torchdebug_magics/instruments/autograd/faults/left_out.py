@@ -5,42 +5,43 @@ from __future__ import annotations
 import ast
 import math
 import re
+import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
-from torchdebug_magics.instruments.autograd.faults.optimizer_groups import with_group, with_model, with_parts
+from torchdebug_magics.instruments.autograd.faults.forgotten import (
+    WHY_HIDDEN,
+    hidden_parameters,
+    registering,
+    with_group,
+    with_model,
+    with_parts,
+)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
     attribute_line,
+    code_at,
     finding,
     held_as,
     made_at,
     statement_at,
     user_function,
-    with_options,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, walk
-from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import exchanging, made_later
-from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_later
+from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, tree_of
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.report import Edit, Location
 
-WHY_HIDDEN = "`parameters()` returns only what is an `nn.Parameter`, and does not search plain lists and dicts"
-_CONTAINERS = (list, tuple, dict)
-_FILLED = frozenset({"randn", "rand", "zeros", "ones", "empty", "full", "Tensor", "FloatTensor"})
-_EMPTY = ("[]", "()", "{}", "list()", "dict()")
-_DEEPEST = 3
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Ops that return the means by which they normalize, too."""
 _FEWEST_STEPS = 3
@@ -192,64 +193,6 @@ def _as_drawn(root: torch.nn.Module) -> set[int]:
     return drawn
 
 
-class Hidden(NamedTuple):
-    """A parameter that is not registered, or a tensor that requires a gradient and is no parameter."""
-
-    name: str
-    parameter: torch.Tensor
-    owner: torch.nn.Module
-    attribute: str
-
-
-def hidden_parameters(root: torch.nn.Module) -> Iterator[Hidden]:
-    """Of a model and of the modules in it."""
-    for path, module in root.named_modules():
-        for attribute, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and value.requires_grad and is_graph_leaf(value) and _begins_as_weight(module, attribute):
-                yield Hidden(f"{path}.{attribute}".lstrip("."), value, module, attribute)
-            elif not attribute.startswith("_") and type(value) in _CONTAINERS:
-                inside = _parameters_in(value, f"{path}.{attribute}".lstrip("."))
-                yield from (Hidden(name, parameter, module, attribute) for name, parameter in inside)
-
-
-def _begins_as_weight(module: torch.nn.Module, attribute: str) -> bool:
-    """Whether ``__init__`` fills the tensor as one fills a weight: with random numbers, or a constant; others may hold points or inputs."""
-    statement = statement_at(attribute_line(module, attribute))
-    return statement is not None and any(called(call) in _FILLED for call in nodes(ast.Call, statement))
-
-
-def registering(hidden: Iterable[Hidden]) -> str:
-    """The statements that make plain containers ones that register what they hold, and tensors parameters; words where that takes more."""
-    fixes: list[str] = []
-    for owner, attribute in {(id(one.owner), one.attribute): (one.owner, one.attribute) for one in hidden}.values():
-        held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
-        module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
-        if isinstance(held, torch.Tensor):
-            value = with_options(statement.value, _FILLED, "requires_grad", None) if isinstance(statement, ast.Assign) else "..."
-            fixes.append(f"`self.{attribute} = {module}.Parameter({value})`")
-            continue
-        parts = list(held.values()) if isinstance(held, dict) else list(held)
-        of_what = next((kind for kind in (torch.nn.Module, torch.nn.Parameter) if all(isinstance(part, kind) for part in parts)), None)
-        container = f"{of_what.__name__}{'Dict' if isinstance(held, dict) else 'List'}" if of_what is not None else "ModuleList"
-        has_names = not isinstance(held, dict) or all(isinstance(key, str) for key in held)
-        if of_what is None or not has_names or not isinstance(statement, ast.Assign):
-            fixes.append(f"keep the modules of `{attribute}` in an `{module}.{container}`")
-        else:
-            value = ast.unparse(statement.value)
-            fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
-    return " and ".join(dict.fromkeys(fixes))
-
-
-def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    if isinstance(value, torch.nn.Parameter):
-        yield prefix, value
-    elif isinstance(value, torch.nn.Module):
-        yield from ((f"{prefix}.{name}", one) for name, one in value.named_parameters())
-    elif isinstance(value, _CONTAINERS) and depth < _DEEPEST:
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _parameters_in(part, f"{prefix}[{key!r}]", depth + 1)
-
-
 def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
     for seen in facts.course.backwards if facts.course.steps else ():
@@ -293,8 +236,36 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
             key = None if dropped is None else (dropped.line if isinstance(dropped, Unused) else dropped.op.line) or dropped.op.name
             groups[key] = ([*groups.get(key, ([],))[0], tensor], dropped)
-    for tensors, dropped in groups.values():
-        yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
+    yield from _by_switch(facts, list(groups.values()))
+
+
+def _by_switch(facts: TrainingFacts, groups: list[tuple[list[torch.Tensor], Dropped | Unused | None]]) -> Iterator[AutogradFinding]:
+    """A finding for each group; of those under one `no_grad()`, one for all."""
+    by_switch: dict[Location | None, list[torch.Tensor]] = {}
+    for tensors, dropped in groups:
+        switch = dropped.switch if isinstance(dropped, Dropped) else None
+        by_switch.setdefault(None if switch is None else switch[0], []).extend(tensors)
+    for tensors, dropped in groups:
+        switch = dropped.switch if isinstance(dropped, Dropped) else None
+        together = by_switch.pop(switch[0], []) if switch is not None else tensors
+        if len(together) > len(tensors) and isinstance(dropped, Dropped):  # several parts, of which nobody trains one
+            without, edits = _without_switch(dropped)
+            whole = _no_gradient(facts.names_of(together), len(together), dropped)
+            yield replace(whole, fix=without, edits=edits, fix_state="compiles" if edits else "advice")
+        elif together:
+            yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
+
+
+def _without_switch(dropped: Dropped) -> tuple[str, tuple[Edit, ...]]:
+    """(what to do, the edit) of a block under which several parts of a model run: its statements without it."""
+    where = dropped.switch[0] if dropped.switch is not None else None
+    tree, statement = None if where is None else tree_of(where.file), statement_at(where)
+    fix = f"remove `{code_at(where).rstrip(':')}`: several parts of the model run under it"
+    if where is None or tree is None or not isinstance(statement, ast.With) or len(statement.items) > 1:
+        return fix, ()
+    source = Source(where, tree)
+    whole = source.text(statement, whole=True)
+    return fix, (source.replacing(statement, textwrap.dedent(whole.partition("\n")[2]), whole),) if "\n" in whole else ()
 
 
 def _left_unused(ends: Iterable[RecordedOp]) -> Unused | None:
