@@ -86,3 +86,13 @@ NO_WORD = "table, words = nn.Embedding(20, 4), torch.arange(24)\nfor at in range
 def test_a_smaller_last_batch_is_no_window(cell: str, shell: InteractiveShell) -> None:
     report = asked(shell, IMPORTS, cell).report
     assert "range(" not in (report.fix or ""), report.verdict
+
+
+SAMPLES = "net, x, y = nn.Sequential(nn.Linear({}, 3), nn.Linear(3, 1)), torch.randn(40), torch.randn(40)"
+
+
+def test_a_model_is_not_made_for_as_many_features_as_there_are_samples(shell: InteractiveShell) -> None:
+    report = asked(shell, IMPORTS + SAMPLES.format(2), "net(x)").report
+    assert "one number for each of the samples that `y` has" in report.verdict
+    assert not report.edits
+    assert asked(shell, SAMPLES.format(1), "net(x)").result.success  # of one feature

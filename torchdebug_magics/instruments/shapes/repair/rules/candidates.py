@@ -31,7 +31,7 @@ from torchdebug_magics.instruments.shapes.repair.edit import (
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, Sizes
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mismatch
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created, samples_beside
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
@@ -201,7 +201,8 @@ def for_size(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     elif is_picture(x) and dim == -1 and isinstance(facts.module, nn.Linear):  # the last dimension alone is seldom what is meant
         yield from (replace(edit, rank=45) for edit in remade(local, mismatch))
     elif not (moved and ((is_channel and not square) or channels_first(x.made))):  # made for its height, it would only come through
-        yield from remade(local, mismatch)
+        # A module made for as many features as there are samples would only come through, too.
+        yield from () if samples_beside(facts, x) else remade(local, mismatch)
     if got == 1 and is_channel:
         sizes = [wanted if place == many + dim else -1 for place in range(many)]
         yield from on_operand(facts, at, method("expand", *sizes), rank=25, why=f"the one channel {wanted} times")

@@ -25,6 +25,8 @@ from torchdebug_magics.probing.source.syntax import copied, expression
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
 _LAYS_OUT = RESHAPES | TURNS | {"__getitem__", "unsqueeze", "squeeze", "expand", "clone", "contiguous", "to", "long", "detach"}
+_MANY = 16
+"""Numbers of samples that are no number of features by chance."""
 _IDS = (torch.int64, torch.int32)
 
 
@@ -53,6 +55,14 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
     named = site.statement if isinstance(site.statement, ast.Assign) and site.statement.value is call else None
     targets = "".join(f"{ast.unparse(target)} = " for target in named.targets) if named is not None else ""
     return [Repair(f"{targets}{ast.unparse(new)}", "", rank, ops=(OpEdit(site, step.op, run),))]
+
+
+def samples_beside(facts: FailureFacts, x: Operand) -> str:
+    """Another variable with as many rows as an input of one dimension has numbers, such as the targets; empty where there is none."""
+    names = facts.caller.site.names if facts.caller is not None and x.is_input and len(x.sizes) == 1 else {}
+    others = {name: value for name, value in names.items() if isinstance(value, torch.Tensor) and value is not x.tensor and value.dim()}
+    alike = [name for name, value in others.items() if value.shape[0] == x.sizes[0] > _MANY and name.isidentifier()]
+    return next((name for name in alike if name.startswith(("y", "target", "label"))), next(iter(alike), ""))
 
 
 def _elements(call: ast.Call) -> list[ast.expr]:

@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mi
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments
 from torchdebug_magics.instruments.shapes.repair.rules import candidates
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import earlier, squeezed, with_size
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import shortened, too_long
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import samples_beside, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     argument_changed,
@@ -111,6 +111,8 @@ def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
     many = len(x.sizes)
     role = f" in its {_role(facts, mismatch.at)}" if len(local.operands) > 1 else ""
     whole = "" if product(x.made, got, dim) or many <= 2 or dim != -1 else f", the last dimension of {shape(x.sizes)}"
+    like = samples_beside(facts, x) if wanted > 1 else ""
+    whole = f": one number for each of the samples that `{like}` has" if like else whole
     sentence = f"{facts.who} expects {wanted} {_NOUNS[argument].format(argument)}{role}, gets {gets(x, got, dim)}{whole}"
     fit = (got, wanted) if dim == -1 and (product(x.made, got, dim) or is_flattened(x.made)) else None
     if before := earlier(local, mismatch):
