@@ -56,7 +56,7 @@ _NEEDED = frozenset({"backward", "zero_grad", "load_state_dict", "append", "prin
 """Calls that make a training what it is, or that only look at it."""
 _DRAWS = "rand"
 _STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
-_OF_THIS_SCALE = "from data of this scale"
+_OF_THIS_SCALE, _INPUTS_OF_THIS_SCALE = "from data of this scale", "from inputs of this scale"
 _LOSSES = frozenset({"HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"})
 _OF_NUMBERS = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
 _FAR_FROM_1, _NEAR_1 = 5.0, 3.0
@@ -77,7 +77,7 @@ def other_rates(history: GradientHistory) -> Iterator[GradFinding]:
         if rate * factor <= _HIGHEST:
             kind: GradKind = "too_fast" if new < rate else "not_learning"
             headline = f"the training does not learn: a learning rate of {number(rate)} is too {'high' if new < rate else 'low'}"
-            yield finding(history, kind, *rated(history, new), value=rate, headline=headline, why="")
+            yield finding(history, kind, *rated(history, new), value=rate, headline=headline, why="", keeps_loss=True)
 
 
 def other_settings(history: GradientHistory, early: float, level: float) -> Iterator[GradFinding]:
@@ -148,7 +148,7 @@ def _at_near_rates(history: GradientHistory, say: Callable[..., GradFinding], st
 
 def _finding(history: GradientHistory, where: Location, what: str, fix: str, edits: tuple[Edit, ...]) -> GradFinding:
     said = finding(history, "not_learning", where, fix, headline=f"the training does not learn {what}", why="")
-    return replace(said, edits=edits, fix_state="compiles")
+    return replace(said, edits=edits, fix_state="compiles", keeps_loss=what == _INPUTS_OF_THIS_SCALE)
 
 
 def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:
@@ -173,17 +173,20 @@ def _with_standard_data(code: _Code) -> Iterator[tuple[Location, str, str, tuple
         for names in _first_then_all({ast.unparse(part): code.standardized(part) for part in call.args}):
             parts = [expression(names.get(ast.unparse(part), ast.unparse(part))) for part in call.args]
             edits = exchanging(where, call, ast.Call(call.func, parts, call.keywords))
-            yield where, _OF_THIS_SCALE, f"standardize {listed([f'`{name}`' for name in names])}", edits
+            what = _INPUTS_OF_THIS_SCALE if list(names) == [ast.unparse(call.args[0])] else _OF_THIS_SCALE
+            yield where, what, f"standardize {listed([f'`{name}`' for name in names])}", edits
     for file, loop in code.loops if not sets else ():
         inside = bound_names(loop)
         read = [call for call in nodes(ast.Call, loop) if code.is_of_model(call)]
+        inputs = {ast.unparse(part) for call in read for part in call.args}
         read += [call for call in nodes(ast.Call, loop) if code.is_of_loss(call)]
         given = [part for call in read for part in call.args if isinstance(part, ast.Name)]
         where = location(file, loop.lineno, "<module>")
         for names in _first_then_all({part.id: code.standardized(part) for part in given if part.id not in inside}):
             lines = [f"{name} = {text}" for name, text in names.items()]
             edits = (Source(where, code.trees[file]).before(loop, "\n".join(lines)),)
-            yield where, _OF_THIS_SCALE, f"run {listed([f'`{line}`' for line in lines])} before the loop", edits
+            what = _INPUTS_OF_THIS_SCALE if names.keys() <= inputs else _OF_THIS_SCALE
+            yield where, what, f"run {listed([f'`{line}`' for line in lines])} before the loop", edits
 
 
 def _first_then_all(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -369,7 +372,7 @@ class _Code:
         if is_plain and not _is_standard(self._space.get(root_of(call.args[0]))):
             for axis in ("0", ""):
                 new = expression(_STANDARDIZED.format(as_atom(call.args[0]), axis))
-                yield "from inputs of this scale", ast.Call(call.func, [new, *call.args[1:]], call.keywords)
+                yield _INPUTS_OF_THIS_SCALE, ast.Call(call.func, [new, *call.args[1:]], call.keywords)
 
     def _not_called(self, call: ast.Call, kind: Any) -> Iterator[tuple[str, ast.expr]]:
         """The first argument of a function of torch's, or of a module without weights; the tensor of a method."""

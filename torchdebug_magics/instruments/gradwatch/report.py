@@ -43,6 +43,8 @@ class GradFinding(Finding):
     """The number in the headline: a factor, a norm, a ratio, a number of steps or a loss."""
     goal: float = 0.0
     """Of a setting to be tried: the loss below which the training must come with it."""
+    keeps_loss: bool = False
+    """Of a change to be tried: whether the same loss is minimized with it, so that its numbers can be compared."""
     headline: str
     """Subject, verb, object; without the line."""
     explanation: str = ""

@@ -62,7 +62,8 @@ def tried(
             elif any(each.kind == "stalled" for each in alternatives):
                 result = _with_lower_loss(report, again, min(_STEPS_TO_A_LEVEL, max(steps // len(alternatives), _STEPS)))
             elif alternatives:
-                result = _with_best_change(report, again, min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
+                goes_on = bool(report.cut_short)  # it would have
+                result = _with_best_change(report, again, _STEPS_OF_A_CHANGE if goes_on else min(_STEPS_OF_A_CHANGE, max(steps, 2 * _FEW)))
             elif hasattr(report, "findings"):
                 result = _without_finding(name, report, again, min(_STEPS, max(steps, 1)), must_learn=has_stalled)
     except Irrevocable:
@@ -98,20 +99,19 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     as_written = again.run((), steps)
     if as_written is None or as_written.error or len(as_written.losses) < _FEW or not _is_like(as_written, report):
         return report
-    best: tuple[float, Any, Run] | None = None
+    best: tuple[Any, Run] | None = None
     is_past_best_rate = False
     for finding in (*report.findings[:1], *report.alternatives):
         if not finding.edits or (finding.value and is_past_best_rate):
             continue
         run = again.run(finding.edits, steps)
         if run is not None and _helps(run, as_written):
-            share = _last(run.losses) / _first(run.losses)
-            best = (share, finding, run) if best is None or share < _MUCH_LOWER * best[0] else best
+            best = (finding, run) if best is None or _is_much_better((finding, run), best) else best
         elif best is not None:
             is_past_best_rate = True
     if best is None:
         return report
-    _, finding, run = best
+    finding, run = best
     others = [again.run(edits, steps, seed=_OTHER_SEED) for edits in ((), finding.edits)]
     if others[0] is None or others[1] is None or not _helps(others[1], others[0]):
         return report  # by chance
@@ -119,6 +119,14 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
     why += f"{number(_last(run.losses))}; as written, from {number(as_written.losses[0])} to {number(_last(as_written.losses))}"
     finding = replace(finding, explanation=why, fix_state="verified")
     return replace(_with_finding(report, report.finding, finding), doubts=())
+
+
+def _is_much_better(new: tuple[Any, Run], best: tuple[Any, Run]) -> bool:
+    """Whether a change lets the loss fall much further: by its share, as it may be another loss; by the loss itself where both keep it."""
+    pairs = [(finding.keeps_loss or finding.kind == "diverging", run) for finding, run in (new, best)]
+    first = [1.0 if all(keeps for keeps, _ in pairs) else _first(run.losses) for _, run in pairs]
+    shares = [_last(run.losses) / of for (_, run), of in zip(pairs, first, strict=True)]
+    return shares[0] < _MUCH_LOWER * shares[1]
 
 
 def _with_lower_loss(report: Any, again: TrainingAgain, steps: int) -> Any:

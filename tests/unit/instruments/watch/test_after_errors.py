@@ -335,7 +335,7 @@ def score(a, b):
     return net(a, b).sum()
 """
 MADE = {
-    "a concatenation in an earlier line": ((BRANCHES, "score(torch.randn(3, 4), torch.randn(3, 4))"), "self.part(b)), dim=-1)"),
+    "a concatenation in an earlier line": ((BRANCHES, "score(torch.randn(3, 4), torch.randn(3, 4))"), "self.part(b)), -1)"),
     "numbers of another precision": (
         (
             BRANCHES.replace("(a), self.part(b)), 0", "(a.float()), self.part(b)), 1"),
