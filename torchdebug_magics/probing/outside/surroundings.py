@@ -39,7 +39,10 @@ class Surroundings:
         self._has_forked = False
         used = used_by(*roots) if looks else []
         spaces = [root for root in roots if type(root) is dict] if looks else []
-        self._names = lambda: [*used, *(Named(name, value) for space in spaces for name, value in space.items() if name[:1] != "_")]
+        self._names = lambda: [
+            *used,
+            *(Named(str(name), value) for space in spaces for name, value in space.items() if str(name)[:1] != "_"),
+        ]
         self._children = _children() if looks else frozenset()
         self._databases = [(database.name, database.value, _state_of(database.value)) for database in self._connections()]
         self._used_databases = [(database.name, database.value) for database in values_found(iter(used), _is_connection)]

@@ -144,14 +144,16 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     bound = {name for update in updates if (statement := statement_at(update)) is not None for name in bound_names(statement)}
     if first.line < call.line and is_new and not bound & read_names(*between):
         moved = listed([f"`{code_at(update)}`" for update in updates])
-        alone, edits = _of_its_own(first, call) if len(updates) == 1 else ("", ())
-        fix = f"move {moved} below `{code_at(call)}`"
-        return first, f"{fix}, and write {alone}" if edits else f"{fix}, or compute the second loss again after the update", edits
+        alone = _of_its_own(first, call)
+        if alone is None or len(updates) > 1:
+            return first, f"move {moved} below `{code_at(call)}`, or compute the second loss again after the update", ()
+        if alone[1]:
+            return first, f"move {moved} below `{code_at(call)}`, and write {alone[0]}", alone[1]
     return first, f"compute the loss of `{code_at(call)}` after `{code_at(updates[-1])}`", ()
 
 
-def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]]:
-    """A backward pass whose own optimizer steps next, with gradients for that one's parameters alone, and the update below it.
+def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]] | None:
+    """A backward pass with gradients for the optimizers alone that step next, and the update below it; None where no other one steps.
 
     Else the update would also follow the gradients of this loss, which may be the opposite, as of a generator's.
     """
@@ -163,19 +165,17 @@ def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]
     steps = [
         ast.unparse(node.func.value) for node in nodes(ast.Call, *later) if method(node) == "step" and isinstance(node.func, ast.Attribute)
     ]
-    made = made_as(call.file, steps[0], "") if steps else []
-    given = made[0][1].args[0] if made and made[0][1].args else None
-    if (
-        source is None
-        or not isinstance(backward, ast.Expr)
-        or not isinstance(early, ast.Expr)
-        or given is None
-        or method(given) != "parameters"
-    ):
+    is_alone = source is not None and all(len(source.beside(each)) == 1 for each in (backward, early) if each is not None)
+    if not is_alone or not isinstance(backward, ast.Expr) or not isinstance(early, ast.Expr) or not isinstance(backward.value, ast.Call):
         return "", ()
-    if not isinstance(backward.value, ast.Call) or method(early.value) != "step" or ast.unparse(early.value).startswith(f"{steps[0]}.step"):
+    if not steps:
+        return None
+    made = [made for name in steps for _, made in made_as(call.file, name)[:1]]
+    given = [each.args[0] for each in made if each.args and method(each.args[0]) == "parameters"]
+    if source is None or len(given) < len(steps) or method(early.value) != "step":
         return "", ()
-    own = ast.keyword("inputs", expression(f"list({ast.unparse(given)})"))
+    every = [f"*{ast.unparse(part)}" for part in given]
+    own = ast.keyword("inputs", expression(f"list({every[0][1:]})" if len(every) == 1 else f"[{', '.join(every)}]"))
     new = ast.unparse(ast.Call(backward.value.func, backward.value.args, [*backward.value.keywords, own]))
     edits = (source.replacing(early, ""), source.replacing(backward, f"{new}\n{ast.unparse(early)}"))
     return f"`{new}`", source.merged(edits)

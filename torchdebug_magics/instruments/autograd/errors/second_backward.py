@@ -97,6 +97,10 @@ def _trained_by_another(raised: Raised, graph: list[RecordedOp], passed: frozens
     steps = [event.parameters for event in events[first:] if isinstance(event, OptimizerStep) and event.parameters & used]
     if not own or not used <= frozenset[int]().union(*steps) or any(own & parameters for parameters in steps):
         return None
+    for optimizer in live(torch.optim.Optimizer):
+        held = set(map(id, parameters_of(optimizer)))
+        if held & own and held & used:
+            return None  # the loss is to train both
     entering = [op for op in outside if any(use.requires_grad and maker.index in passed for use, maker in op.sources)]
     where, statement = entering[0].where, statement_at(entering[0].where)
     beside = [op for op in outside if op.line is entering[0].line]

@@ -11,7 +11,7 @@ import math
 import random
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import FrameType, FunctionType
@@ -26,7 +26,21 @@ from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.edited_source import exchanging
-from torchdebug_magics.probing.source.syntax import bound_names, called, expression, names_in, nodes, own_nodes, targets_of
+from torchdebug_magics.probing.source.syntax import (
+    LOOPS,
+    bound_inside,
+    bound_names,
+    called,
+    covers,
+    expression,
+    loops_around,
+    names_in,
+    nodes,
+    own_nodes,
+    read_names,
+    root_of,
+    targets_of,
+)
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
 _NUMBER = re.compile(r"\d+")
@@ -112,6 +126,24 @@ class _Reader:
                 makers = tuple(each.value for each in made)
                 yield _Read(node, part, makers, count, first, end if isinstance(part, ast.Slice) else end + 1)
 
+    def flows_into(self, node: ast.Subscript, line: int) -> bool:
+        """Whether what was read goes into the statement at a line, in the same round of each loop around it."""
+        names, has_read = set[str](), False
+        if any(not covers(loop, line) for loop in loops_around(self.function, node.lineno)):
+            return False
+        for statement in self.statements:
+            reads_it = any(part is node for part in nodes(ast.Subscript, statement)) or (has_read and bool(names & read_names(statement)))
+            has_read |= reads_it
+            if covers(statement, line):
+                return reads_it
+            names |= bound_names(statement) if reads_it else set()
+        return False
+
+    @cached_property
+    def varying(self) -> set[str]:
+        """The names that loops bind."""
+        return {name for node in own_nodes(self.function) if isinstance(node, (*LOOPS, ast.comprehension)) for name in bound_inside(node)}
+
     @property
     def arguments(self) -> set[str]:
         """The names of what it is given."""
@@ -130,14 +162,14 @@ def read_beyond_the_end(error: BaseException, *, in_model: bool) -> Failure | No
             continue
         for read in reader.reads():
             is_index = isinstance(error, (IndexError, KeyError)) and read.node.lineno <= line <= (read.node.end_lineno or line)
-            is_cause = read.items_count - read.first in sizes and read.node.lineno <= line if read.is_slice else is_index
-            if not is_cause:
+            is_window = read.items_count - read.first in sizes and reader.flows_into(read.node, line)
+            if not (is_window if read.is_slice else is_index):
                 continue
             if frame.f_code.co_name == "__getitem__":
                 dataset, index = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames[:2], "", "")[:2])
                 return _of_dataset(error, reader, read, dataset, index)
-            fixes = _fixes_of_start(reader, read)
-            return refusal(error, read.sentence(), fixes=fixes) if fixes or read.is_slice else None
+            if fixes := _fixes_of_start(reader, read):
+                return refusal(error, read.sentence(), fixes=fixes)
     return _in_batch(error, [frame for frame, _ in frames])
 
 
@@ -207,21 +239,28 @@ def _counted(read: _Read, count: int, own: str, names: dict[str, Any]) -> ast.ex
 
 
 def _fixes_of_start(reader: _Reader, read: _Read) -> list[Fix]:
-    """A lower bound of the numbers from which the place is drawn: in a loop over a range, or of a random start."""
-    for variable, call in _drawn(reader, names_in(read.part)):
-        value, bound = _value_of(reader, variable), _bound(call)
-        limit = None if bound is None else _number(bound, reader.names)
-        if value is None or bound is None or limit is None or (last := _last_place(reader, variable, value)) is None:
-            continue
-        is_included = value_named(call.func, reader.names) == random.randint
-        less = limit - last - (not is_included)
-        if less <= 0 or last < 0:
-            continue
-        new = _lowered(bound, less, read, reader.names)
-        changed = ast.Call(call.func, [new if argument is bound else argument for argument in call.args], call.keywords)
-        edits = exchanging(location(reader.file, call.lineno, reader.name), call, changed)
-        return [Fix(code=ast.unparse(changed), verified=False, changes=edits, why=f"`{variable}` ends with the last place that is whole")]
-    return []
+    """A lower bound of the number from which the place is drawn: in a loop over a range, or as a random start.
+
+    None where the place depends on several such numbers, or the bound counts the items of another container, which may be the one at fault.
+    """
+    drawn = list(_drawn(reader, names_in(read.part)))
+    if len(drawn) != 1:
+        return []
+    ((variable, call),) = drawn
+    value, bound = _value_of(reader, variable), _bound(call)
+    limit = None if bound is None else _number(bound, reader.names)
+    counts = [ast.unparse(node.args[0]) for node in nodes(ast.Call, bound) if called(node) == "len" and node.args]
+    last = None if value is None else _last_place(reader, variable, value)
+    if bound is None or limit is None or last is None or last < 0 or any(text != read.container for text in counts):
+        return []
+    is_included = value_named(call.func, reader.names) == random.randint
+    less = limit - last - (not is_included)
+    is_whole = not is_included and last + 1 == read.items_count and not isinstance(bound, ast.BinOp)
+    new = expression(f"len({read.container})") if is_whole else _lowered(bound, less, read, reader.names, reader.varying | {variable})
+    changed = ast.Call(call.func, [new if argument is bound else argument for argument in call.args], call.keywords)
+    edits = exchanging(location(reader.file, call.lineno, reader.name), call, changed)
+    fix = Fix(code=ast.unparse(changed), verified=False, changes=edits, why=f"`{variable}` ends with the last place that is whole")
+    return [fix] if less > 0 else []
 
 
 def _drawn(reader: _Reader, names: set[str]) -> Iterator[tuple[str, ast.Call]]:
@@ -263,18 +302,21 @@ def _last_place(reader: _Reader, variable: str, value: int) -> int | None:
     return min(lasts, default=None)
 
 
-def _lowered(bound: ast.expr, less: int, read: _Read, names: dict[str, Any]) -> ast.expr:
+def _lowered(bound: ast.expr, less: int, read: _Read, names: dict[str, Any], varying: Container[str] = ()) -> ast.expr:
     """A bound that is less by a number, in the words of the window's length where that is this number, or next to it."""
     match bound:
         case ast.BinOp(left, ast.Sub(), ast.Constant(int() as already)):
             bound, less = left, less + already
+        case ast.BinOp(left, ast.Add(), ast.Constant(int() as more)) if more <= less:
+            bound, less = left, less - more
     atoms = [node for node in nodes((ast.Name, ast.Attribute), read.part, *read.makers) if type(value_named(node, names)) is int]
+    atoms = [node for node in atoms if root_of(node) not in varying]
     for more in (0, -1, 1):
         for atom in atoms if less > 1 else ():
             if value_named(atom, names) == less + more:
                 rest = "" if not more else f" {'-' if more < 0 else '+'} 1"
                 return expression(f"{_as_term(bound)} - {ast.unparse(atom)}{rest}")
-    return expression(f"{_as_term(bound)} - {less}")
+    return expression(f"{_as_term(bound)} - {less}" if less else ast.unparse(bound))
 
 
 def _as_term(node: ast.expr) -> str:
@@ -287,7 +329,7 @@ def _count(container: Any, dim: int) -> int | None:
     """How many items it has along a dimension, asked without running code of the user's."""
     if isinstance(container, (torch.Tensor, np.ndarray)):
         return int(container.shape[dim]) if dim < container.ndim else None
-    length = getattr(type(container), "__len__", None)
+    length = None if isinstance(container, Mapping) else getattr(type(container), "__len__", None)
     is_known = length is not None and not (isinstance(length, FunctionType) and is_user_code(length.__code__))
     return len(container) if is_known and not dim else None
 
