@@ -113,7 +113,7 @@ def accidental_broadcast(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             return
         if not op.is_forward or not op.makes or op.makes[0].shape:
             continue
-        if (crossed := _averaged(op)) is None:
+        if (crossed := _averaged(op, facts)) is None:
             if (spread := _spread(op, facts.tape)) is not None:
                 yield spread
                 return
@@ -181,7 +181,7 @@ def _spread(reducer: RecordedOp, tape: Tape) -> AutogradFinding | None:
     )
 
 
-def _averaged(reducer: RecordedOp) -> _Crossed | None:
+def _averaged(reducer: RecordedOp, facts: TrainingFacts) -> _Crossed | None:
     """The first op whose result, of each with each, went into one number; where it met another tensor of all pairs, it was meant."""
     whole = max((use.shape for use in reducer.reads), key=math.prod, default=())
     first: _Crossed | None = None
@@ -199,11 +199,17 @@ def _averaged(reducer: RecordedOp) -> _Crossed | None:
                 return None
             todo += filter(None, wide)
             between.append(op)
-        elif (crossed := _Crossed(op, crossing, operands, op.name == "mul" and all(map(_keeps_sums, between)))).is_meant:
+        elif (crossed := _Crossed(op, crossing, operands, _is_only_summed(op, between, facts))).is_meant:
             return None
         elif first is None or op.index < first.op.index:
             first = crossed
     return first
+
+
+def _is_only_summed(op: RecordedOp, between: Sequence[RecordedOp], facts: TrainingFacts) -> bool:
+    """Whether the products of an op are added up, and nothing else is done with them; none whose line gives a dimension on purpose."""
+    is_product = op.name == "mul" and not _SHAPED.search(op.source)
+    return is_product and len(facts.consumers.get(op.index, ())) == 1 and all(map(_keeps_sums, between))
 
 
 def _keeps_sums(op: RecordedOp) -> bool:

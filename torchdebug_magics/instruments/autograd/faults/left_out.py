@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +26,6 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind,
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
     attribute_line,
-    code_at,
     finding,
     held_as,
     made_at,
@@ -36,7 +34,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, walk
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_later
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_later
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, tree_of
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import local_of
@@ -44,6 +42,8 @@ from torchdebug_magics.report import Edit, Location
 
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Ops that return the means by which they normalize, too."""
+_FIXES = frozenset({"load_state_dict", "from_pretrained", "lerp_", "copy_"})
+"""What gives weights that are not to be trained: a checkpoint, a moving average."""
 _FEWEST_STEPS = 3
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
 _FEWEST_DRAWN, _OFF = 64, 0.1
@@ -257,15 +257,25 @@ def _by_switch(facts: TrainingFacts, groups: list[tuple[list[torch.Tensor], Drop
 
 
 def _without_switch(dropped: Dropped) -> tuple[str, tuple[Edit, ...]]:
-    """(what to do, the edit) of a block under which several parts of a model run: its statements without it."""
+    """What to do with a block under which several parts of a model run, and the edit: its statements without it.
+
+    None where any weights are loaded, or written by hand: the parts may be fixed on purpose.
+    """
     where = dropped.switch[0] if dropped.switch is not None else None
     tree, statement = None if where is None else tree_of(where.file), statement_at(where)
-    fix = f"remove `{code_at(where).rstrip(':')}`: several parts of the model run under it"
-    if where is None or tree is None or not isinstance(statement, ast.With) or len(statement.items) > 1:
-        return fix, ()
+    if where is None or tree is None or not isinstance(statement, ast.With):
+        return "run these parts outside of `no_grad()`, or leave them out of the optimizer", ()
+    switch = ", ".join(ast.unparse(item.context_expr) for item in statement.items)
+    fix = f"remove `{switch}`, or leave the parts that run under it out of the optimizer"
     source = Source(where, tree)
-    whole = source.text(statement, whole=True)
-    return fix, (source.replacing(statement, textwrap.dedent(whole.partition("\n")[2]), whole),) if "\n" in whole else ()
+    whole, margin = source.text(statement, whole=True), " " * (statement.body[0].col_offset - statement.col_offset)
+    head, _, body = whole.partition("\n")
+    is_kept = any(called(call) in _FIXES for cell in cells() for call in nodes(ast.Call, cell.tree))
+    is_plain = head.endswith(":") and all(not line.strip() or line.startswith(margin) for line in body.split("\n"))
+    has_text = any(isinstance(node.value, str) and node.lineno != node.end_lineno for node in nodes(ast.Constant, statement))
+    if is_kept or has_text or not is_plain or len(statement.items) > 1:
+        return fix, ()
+    return fix, (source.replacing(statement, "\n".join(line.removeprefix(margin) for line in body.split("\n")), whole),)
 
 
 def _left_unused(ends: Iterable[RecordedOp]) -> Unused | None:

@@ -31,8 +31,8 @@ _LOSSES = {
     "binary_cross_entropy_with_logits": ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"),
 }
 """The functions and modules that run the op, which take ``reduction``."""
-_OF_PAIRS = {"log_sigmoid_forward": ("logsigmoid", "LogSigmoid"), "softplus": ("softplus",)}
-"""The ops that say how likely it is that a number lies above 0, with the functions that run them."""
+_OF_PAIRS = {"log_sigmoid_forward": ("logsigmoid", "LogSigmoid")}
+"""The op that says how likely it is that a number lies above 0, with the functions that run it."""
 _OF_MEAN = (None, 1)
 """What stands for that among the arguments of the op: the default, which is left out."""
 _OF_DIVERGENCE = frozenset({"sum", "add", "sub", "rsub", "mul", "neg", "pow", "exp", "div"})
@@ -98,6 +98,7 @@ def _ranked_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             op="sum",
             saved_at=op.where,
             explanation=f"the sum of all {sizes[0]} samples saturates it: no sample is ranked for itself",
+            is_hint=True,  # the rows may be the words of a single sample
         )
         return
 

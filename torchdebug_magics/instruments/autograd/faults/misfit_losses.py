@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Iterator
 
-from torchdebug_magics.format import number, plural
+from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
@@ -76,11 +76,12 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def unaligned_targets(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Targets of more letters than the model returns frames."""
-    op = next((op for op in facts.tape.ops if op.note == "too few frames" and op.is_forward), None)
-    if op is not None:
+    losses = [op for op in facts.tape.ops if op.name == "_ctc_loss" and op.is_forward]
+    op = next((op for op in losses if op.note), None)
+    if op is not None and 2 * len([op for op in losses if op.note]) > len(losses):
         yield finding(
             "loss_input",
-            f"`ctc_loss` gets {plural(op.reads[0].shape[0], 'frame')} for targets of more letters: they have no alignment",
+            "`ctc_loss` gets fewer frames than the targets have letters: they have no alignment",
             op.where,
             "let the model return a frame for each letter at least, and one between equal letters: by smaller strides, or longer inputs",
             op="ctc_loss",

@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
@@ -74,31 +74,35 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     passes = [at for at, event in enumerate(events) if isinstance(event, Backward) and event.is_recorded and event.node >= 0]
     for first, second, third in zip(passes, passes[1:], passes[2:], strict=False):
         same = {(event.node, event.line) for at in (first, second, third) if isinstance(event := events[at], Backward)}
-        updates = [
-            any(isinstance(event, OptimizerStep) for event in events[one:other]) for one, other in ((first, second), (second, third))
+        between = [
+            [event for event in events[one:other] if isinstance(event, OptimizerStep)] for one, other in ((first, second), (second, third))
         ]
         where = events[first].where
-        called_on = next((call.func.value for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)), None)
-        loop = loop_around(where)
-        if len(same) > 1 or not all(updates) or where is None or loop is None or not isinstance(called_on, ast.Name):
+        if len(same) > 1 or where is None or not all(between) or len({step.optimizer for steps in between for step in steps}) > 1:
             continue
+        calls_here = [call.func for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)]
+        name = next((ast.unparse(func.value) for func in calls_here if func.attr == "backward"), "")
+        loops, tree = loops_around(tree_of(where.file), where.line), tree_of(where.file)
         bound = [
-            (at, each)
-            for at, each in statements(where.file)
-            if isinstance(each, ast.Assign)
-            and called_on.id in map(ast.unparse, each.targets)
-            and (at.file != where.file or at.line < loop.lineno)
+            (at, each) for at, each in statements(where.file) if isinstance(each, ast.Assign) and name in map(ast.unparse, each.targets)
         ]
-        tree = tree_of(where.file)
-        source = Source(where, tree) if bound and tree is not None else None
+        bound = [(at, each) for at, each in bound if at.file != where.file or not any(covers(loop, at.line) for loop in loops)]
+        if not loops or not bound or tree is None:
+            continue
+        made_at, made = bound[0]
+        values = dict(user_names(sys._getframe()))
+        read = [values.get(each) for each in names_in(made.value)]
+        is_whole = not any(
+            isinstance(value, torch.Tensor) and value.grad_fn is not None for value in read
+        )  # nothing else is to be made anew
         yield finding(
             "stale_value",
-            f"`{called_on.id}` was computed once, before the loop: each backward() gives the gradients of its first value",
+            f"`{name}` was computed once, before the loop: each backward() gives the gradients of its first value",
             where,
-            fix=f"compute `{called_on.id}` inside the loop, before each backward()",
-            edits=() if source is None else (source.before(loop.body[0], ast.unparse(bound[0][1])),),
-            tensor=called_on.id,
-            saved_at=bound[0][0] if bound else None,
+            fix=f"compute `{name}`, and what it is computed from, inside the loop, before each backward()",
+            edits=(Source(where, tree).before(loops[-1].body[0], ast.unparse(made)),) if is_whole else (),
+            tensor=name,
+            saved_at=made_at,
             explanation="`retain_graph=True` keeps the graph, and what it has saved; the updates since then have no part in it",
         )
         return

@@ -126,6 +126,10 @@ class _Reader:
                 makers = tuple(each.value for each in made)
                 yield _Read(node, part, makers, count, first, end if isinstance(part, ast.Slice) else end + 1)
 
+    def is_of_several(self, node: ast.Subscript) -> bool:
+        """Whether a comprehension reads at many places, of which the error may name another one than the last."""
+        return any(part is node for inner in nodes((ast.ListComp, ast.GeneratorExp), *self.statements) for part in ast.walk(inner))
+
     def flows_into(self, node: ast.Subscript, line: int) -> bool:
         """Whether what was read goes into the statement at a line, in the same round of each loop around it."""
         names, has_read = set[str](), False
@@ -162,7 +166,8 @@ def read_beyond_the_end(error: BaseException, *, in_model: bool) -> Failure | No
             continue
         for read in reader.reads():
             is_index = isinstance(error, (IndexError, KeyError)) and read.node.lineno <= line <= (read.node.end_lineno or line)
-            is_window = read.items_count - read.first in sizes and reader.flows_into(read.node, line)
+            is_short = read.items_count - read.first in sizes or (bool(sizes) and reader.is_of_several(read.node))
+            is_window = is_short and reader.flows_into(read.node, line)
             if not (is_window if read.is_slice else is_index):
                 continue
             if frame.f_code.co_name == "__getitem__":
