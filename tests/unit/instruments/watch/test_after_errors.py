@@ -395,6 +395,20 @@ def test_a_loss_without_a_graph_is_computed_from_what_has_one(shell: Interactive
     assert answer.result.success
 
 
+OVERLAP = """\
+def dice(scores, targets):
+    return 1 - 2 * (scores * targets).sum() / (scores + targets).sum()
+"""
+
+
+def test_a_loss_of_one_hot_classes_is_computed_from_their_softmax(shell: InteractiveShell) -> None:
+    classes = "torch.softmax(logits, dim=1).argmax(dim=1).type(torch.float32)"
+    one_hot = WITHOUT_GRAPH.replace(classes, "torch.eye(2)[logits.argmax(dim=1)]")
+    answer = asked(shell, IMPORTS + BLOBS + OVERLAP, one_hot.replace("loss_fn(classes, y)", "dice(classes, torch.eye(2)[y.long()])"))
+    assert [edit.new for edit in answer.report.edits] == ["loss = dice(logits.softmax(dim=1), torch.eye(2)[y.long()])"]
+    assert answer.result.success
+
+
 KEEPS = """\
 class Net(nn.Module):
     def __init__(self):

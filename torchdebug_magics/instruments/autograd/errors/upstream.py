@@ -75,4 +75,15 @@ def _upstream(node: ast.expr, before: list[ast.stmt], frame: FrameType) -> list[
             met += sorted(read_names(statement) - wanted)
             wanted = wanted | read_names(statement)
     values = {name: names.get(name, frame.f_globals.get(name)) for name in met}
-    return [name for name, tensor in values.items() if isinstance(tensor, torch.Tensor) and tensor.grad_fn and tensor.shape[:1] == rows]
+    known = {
+        name: tensor for name, tensor in values.items() if isinstance(tensor, torch.Tensor) and tensor.grad_fn and tensor.shape[:1] == rows
+    }
+    return [code for name, tensor in known.items() for code in _as_before(name, tensor, value)]
+
+
+def _as_before(name: str, tensor: torch.Tensor, value: object) -> list[str]:
+    """What stands for a value that was computed from a tensor: for one that is 1 at a single class, its softmax, or the tensor itself."""
+    if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not bool(((value == 0) | (value == 1)).all()):
+        return [name]
+    dims = [dim for dim in range(1, value.dim()) if bool((value.sum(dim) == 1).all())]
+    return [*(f"{name}.softmax(dim={dim})" for dim in dims[:1]), name]

@@ -73,13 +73,13 @@ class _Read:
     def container(self) -> str:
         return ast.unparse(self.node.value)
 
-    def sentence(self) -> str:
+    def sentence(self, counted: str = "") -> str:
+        """What is missing, and why; `counted` says who counts more places."""
+        why = f"{f'{counted}, and ' if counted else ''}`{self.container}`"
         if self.is_slice:
-            return (
-                f"`{ast.unparse(self.node)}` has {self.items_count - self.first:,} items instead of {self.end - self.first:,}: "
-                f"`{self.container}` ends after {self.items_count:,}"
-            )
-        return f"`{self.container}` has {self.items_count:,} items: there is no `{self.container}[{self.first}]`"
+            missing = f"`{ast.unparse(self.node)}` has {self.items_count - self.first:,} items instead of {self.end - self.first:,}"
+            return f"{missing}: {why} ends after {self.items_count:,}"
+        return f"`{self.container}[{self.first}]` does not exist: {why} has {self.items_count:,} items"
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _of_dataset(error: BaseException, reader: _Reader, read: _Read, dataset: obj
     variable = next((name for name, value in reader.names.items() if value is index and name in reader.arguments), "")
     if not index < length:
         return None
-    sentence = f"`{type(dataset).__name__}.__len__` returns {length:,}, and {read.sentence()}"
+    sentence = read.sentence(f"`{type(dataset).__name__}.__len__` returns {length:,}")
     tree = function_node(count.__code__)
     returns = [node for node in own_nodes(tree) if isinstance(node, ast.Return) and node.value is not None]
     last = _last_place(reader, variable, index)
