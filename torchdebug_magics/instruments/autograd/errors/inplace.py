@@ -170,15 +170,24 @@ def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]
         return "", ()
     if not steps:
         return None
-    made = [made for name in steps for _, made in made_as(call.file, name)[:1]]
-    given = [each.args[0] for each in made if each.args and method(each.args[0]) == "parameters"]
-    if source is None or len(given) < len(steps) or method(early.value) != "step":
-        return "", ()
-    every = [f"*{ast.unparse(part)}" for part in given]
-    own = ast.keyword("inputs", expression(f"list({every[0][1:]})" if len(every) == 1 else f"[{', '.join(every)}]"))
+    function = early.value.func if isinstance(early.value, ast.Call) and method(early.value) == "step" else None
+    known = [_parameters_of(call.file, name) for name in steps]
+    moved = _parameters_of(call.file, ast.unparse(function.value)) if isinstance(function, ast.Attribute) else []
+    every = [part for parts in known for part in parts]
+    if source is None or not all(known) or not moved or set(moved) & set(every):
+        return "", ()  # what both update would follow this loss alone, as it is set to zero before
+    own = ast.keyword("inputs", expression(f"list({every[0].removeprefix('*')})" if len(every) == 1 else f"[{', '.join(every)}]"))
     new = ast.unparse(ast.Call(backward.value.func, backward.value.args, [*backward.value.keywords, own]))
     edits = (source.replacing(early, ""), source.replacing(backward, f"{new}\n{ast.unparse(early)}"))
     return f"`{new}`", source.merged(edits)
+
+
+def _parameters_of(file: str, optimizer: str) -> list[str]:
+    """``*net.parameters()`` for each part that an optimizer is made with; empty where it is made with anything else."""
+    given = next((made.args[0] for _, made in made_as(file, optimizer)[:1] if made.args), None)
+    parts = given.elts if isinstance(given, ast.List) else [ast.Starred(given, ast.Load())] if given is not None else []
+    texts = [ast.unparse(part) for part in parts if isinstance(part, ast.Starred) and method(part.value) == "parameters"]
+    return texts if len(texts) == len(parts) else []
 
 
 def _parting(op: RecordedOp, lasting: list[Location]) -> tuple[Location, Location] | None:
