@@ -95,7 +95,10 @@ class WatchProbe:
         def look() -> None:
             if name in reports:
                 reports[name] = tried_of(name)
-            if name == "autograd" and has_stalled and reports[name].fix_state != "verified":
+            may_help = has_stalled or (
+                not raised and name in reports and not reports[name].edits and bool(getattr(stalled, "alternatives", ()))
+            )
+            if name == "autograd" and may_help and reports[name].fix_state != "verified":
                 own, other = reports[name], tried_of("gradwatch")
                 is_of_own = not own.edits or own.edits[0].line == next((edit.line for edit in other.edits), 0)
                 reports["autograd" if is_of_own else "gradwatch"] = with_fix_of(other, own) if is_of_own else other
