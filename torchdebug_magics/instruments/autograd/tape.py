@@ -181,15 +181,15 @@ class Tape:
         made_by = [(use, self.maker(use)) for use in op.reads]
         op.sources = tuple((use, maker) for use, maker in made_by if maker is not None)
         op.unknown = any(maker is None and use.can_have_grad and not (use.is_leaf and use.requires_grad) for use, maker in made_by)
-        if op.grad_enabled and any(one.requires_grad for one in op.reads):
-            self.graph_memory.update(one.memory for one in (*op.reads, *op.makes))
-        for one in op.writes:
-            self._writers.setdefault(one.memory, []).append(op)
+        if op.grad_enabled and any(use.requires_grad for use in op.reads):
+            self.graph_memory.update(use.memory for use in (*op.reads, *op.makes))
+        for use in op.writes:
+            self._writers.setdefault(use.memory, []).append(op)
         viewed = {use.memory for use in op.reads} - {use.memory for use in op.writes}
-        for one in op.makes:
-            self._made[one.tensor] = op
-            if one.memory not in viewed:
-                self._filled[one.memory] = op
+        for use in op.makes:
+            self._made[use.tensor] = op
+            if use.memory not in viewed:
+                self._filled[use.memory] = op
 
     def drop_before(self, index: int) -> None:
         """Forget the ops before that one."""
@@ -242,11 +242,11 @@ class Tape:
 
     def consumers(self) -> dict[int, list[RecordedOp]]:
         """The ops that read what an op made, by the index of that op."""
-        found: dict[int, list[RecordedOp]] = {}
+        readers: dict[int, list[RecordedOp]] = {}
         for op in self.ops:
             for parent in op.parents:
-                found.setdefault(parent.index, []).append(op)
-        return found
+                readers.setdefault(parent.index, []).append(op)
+        return readers
 
 
 def walk(starts: Iterable[RecordedOp], following: Callable[[RecordedOp], Iterable[RecordedOp]]) -> Iterator[RecordedOp]:

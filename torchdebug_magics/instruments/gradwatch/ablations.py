@@ -32,6 +32,7 @@ from torchdebug_magics.probing.source.syntax import (
     called,
     copied,
     dotted,
+    enclosing,
     expression,
     last_name,
     loops_around,
@@ -40,6 +41,7 @@ from torchdebug_magics.probing.source.syntax import (
     nodes,
     read_names,
     root_of,
+    tree_of,
 )
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
@@ -55,6 +57,8 @@ _NO_MATTER_OF_LEARNING = frozenset({"lr", "batch_size", "bias", "num_workers", "
 _NEEDED = frozenset({"backward", "zero_grad", "load_state_dict", "append", "print", "display", "__init__", "detach", "item"})
 """Calls that make a training what it is, or that only look at it."""
 _DRAWS = "rand"
+_OF_MODELS = frozenset({"__init__", "forward"})
+"""Functions that make and run a model: what is changed in them leaves the loss as it is."""
 _STANDARDIZED = "({0} - {0}.mean({1})) / {0}.std({1})"
 _OF_THIS_SCALE, _INPUTS_OF_THIS_SCALE = "from data of this scale", "from inputs of this scale"
 _LOSSES = frozenset({"HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"})
@@ -148,7 +152,8 @@ def _at_near_rates(history: GradientHistory, say: Callable[..., GradFinding], st
 
 def _finding(history: GradientHistory, where: Location, what: str, fix: str, edits: tuple[Edit, ...]) -> GradFinding:
     said = finding(history, "not_learning", where, fix, headline=f"the training does not learn {what}", why="")
-    return replace(said, edits=edits, fix_state="compiles", keeps_loss=what == _INPUTS_OF_THIS_SCALE)
+    is_of_model = any(isinstance(node, ast.FunctionDef) and node.name in _OF_MODELS for node in enclosing(tree_of(where.file), where.line))
+    return replace(said, edits=edits, fix_state="compiles", keeps_loss=is_of_model or what == _INPUTS_OF_THIS_SCALE)
 
 
 def _changes(history: GradientHistory) -> Iterator[tuple[Location, str, str, tuple[Edit, ...]]]:

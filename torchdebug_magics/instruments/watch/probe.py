@@ -22,6 +22,8 @@ from torchdebug_magics.session import Session
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"hangwatch": {}, "memtrace": {"light": True}, "gradwatch": {}, "autograd": {}, "nanhunt": {}}
 """The instruments, the outermost first: what the inner ones run again, the outer ones must tell from the user's own."""
+_SATURATING = frozenset({"tanh", "sigmoid", "relu", "hardtanh"})
+"""Ops whose derivative is 0 where their inputs are far from 0: other inputs, or smaller steps, may mend what autograd sees of it."""
 
 
 class WatchProbe:
@@ -87,6 +89,7 @@ class WatchProbe:
         stalled: Any = reports.get("gradwatch")
 
         has_stalled = stalled is not None and bool(stalled.doubts) and not raised
+        is_saturated = not raised and getattr(finding, "op", None) in _SATURATING and not getattr(finding, "edits", ())
 
         def tried_of(name: str) -> Report:
             seen = finished(reports[name], error)
@@ -95,9 +98,7 @@ class WatchProbe:
         def look() -> None:
             if name in reports:
                 reports[name] = tried_of(name)
-            may_help = has_stalled or (
-                not raised and name in reports and not reports[name].edits and bool(getattr(stalled, "alternatives", ()))
-            )
+            may_help = has_stalled or (is_saturated and bool(getattr(stalled, "alternatives", ())))
             if name == "autograd" and may_help and reports[name].fix_state != "verified":
                 own, other = reports[name], tried_of("gradwatch")
                 is_of_own = not own.edits or own.edits[0].line == next((edit.line for edit in other.edits), 0)

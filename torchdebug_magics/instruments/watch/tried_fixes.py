@@ -105,7 +105,7 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
         if not finding.edits or (finding.value and is_past_best_rate):
             continue
         run = again.run(finding.edits, steps)
-        if run is not None and _helps(run, as_written):
+        if run is not None and _helps(run, as_written, keeps_loss=finding.keeps_loss):
             best = (finding, run) if best is None or _is_much_better((finding, run), best) else best
         elif best is not None:
             is_past_best_rate = True
@@ -113,7 +113,7 @@ def _with_best_change(report: Any, again: TrainingAgain, steps: int) -> Any:
         return report
     finding, run = best
     others = [again.run(edits, steps, seed=_OTHER_SEED) for edits in ((), finding.edits)]
-    if others[0] is None or others[1] is None or not _helps(others[1], others[0]):
+    if others[0] is None or others[1] is None or not _helps(others[1], others[0], keeps_loss=finding.keeps_loss):
         return report  # by chance
     why = f"with the fix, {plural(len(run.losses), 'step')} from the start bring the loss from {number(run.losses[0])} to "
     why += f"{number(_last(run.losses))}; as written, from {number(as_written.losses[0])} to {number(_last(as_written.losses))}"
@@ -176,12 +176,12 @@ def _is_like(as_written: Run, report: Any) -> bool:
     return abs(_last(again) - last) <= _AS_LAST * abs(last)
 
 
-def _helps(run: Run, as_written: Run) -> bool:
-    """Whether the loss falls, and further than as written: by its share, as without a factor it is another one."""
+def _helps(run: Run, as_written: Run, *, keeps_loss: bool = False) -> bool:
+    """Whether the loss falls, and further than as written: by its share, as without a factor it is another one, unless it is the same."""
     if run.error or len(run.losses) < len(as_written.losses) // 2 or not all(map(math.isfinite, run.losses)):
         return False
     first, last = _first(run.losses), _last(run.losses)
-    scale = run.losses[0] / as_written.losses[0] if as_written.losses[0] else 1.0
+    scale = run.losses[0] / as_written.losses[0] if as_written.losses[0] and not keeps_loss else 1.0
     other = _last(as_written.losses[: len(run.losses)]) * scale
     return 0 <= last < _FALLEN * first and (not math.isfinite(other) or last < _LOWER * other)
 

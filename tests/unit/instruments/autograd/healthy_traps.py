@@ -795,4 +795,31 @@ for x in torch.randn(6, 8, 4):
     opt.step()
 """,
     ),
+    Program(
+        "an outer product that is written with its dimension",
+        """\
+rate, decay = nn.Parameter(torch.rand(6)), torch.rand(6)
+opt = torch.optim.Adam([rate])
+for x in torch.randn(5, 4, 6):
+    table = rate[:, None] * decay
+    loss = (x @ table).square().mean() + 0.1 * table.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    ),
+    Program(
+        "the loss of each step, gone through once for each of several optimizers",
+        """\
+parts = [nn.Linear(4, 1) for _ in range(3)]
+opts = [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+x = torch.randn(8, 4)
+for _ in range(6):
+    loss = sum(part(x).square().mean() for part in parts)
+    for at, opt in enumerate(opts):
+        opt.zero_grad()
+        loss.backward(retain_graph=at < 2)
+        opt.step()
+""",
+    ),
 )

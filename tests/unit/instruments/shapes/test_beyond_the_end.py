@@ -73,6 +73,20 @@ def test_a_start_is_drawn_from_those_with_a_whole_window(before: str, cell: str,
     assert answer.result.success
 
 
+OTHERS = {
+    "in several loops": "for row in range(4):\n    for column in range(4):\n        value = series[row * 40 + column]",
+    "where another list is longer": "names = list(range(120))\nfor i in range(len(names)):\n    value = series[i]",
+    "a preview that is shorter than asked": "print(series[:500].shape)\ny = torch.zeros(100) + torch.zeros(30)",
+}
+
+
+@pytest.mark.parametrize("cell", OTHERS.values(), ids=OTHERS)
+def test_no_bound_is_lowered_where_another_number_may_be_at_fault(cell: str, shell: InteractiveShell) -> None:
+    report = asked(shell, IMPORTS + SERIES, cell).report
+    assert "range(" not in (report.fix or ""), report.verdict
+    assert "instead of 500" not in report.verdict
+
+
 LAST_BATCH = """\
 rnn, data = nn.GRU(1, 4, batch_first=True), torch.randn(40, 6, 1)
 for at in range(0, len(data), 16):

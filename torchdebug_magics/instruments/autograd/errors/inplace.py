@@ -88,10 +88,10 @@ def _all_on_tape(raised: Raised) -> Iterator[tuple[RecordedOp, Use, RecordedOp]]
 
 def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, RecordedOp]]) -> AutogradFinding:
     saver, saved, writer = overwritten[0]
-    member = next((name for name, one in named_members() if raised.tape.numbers.of(one) == saved.memory != 0), None)
+    member = next((name for name, tensor in named_members() if raised.tape.numbers.of(tensor) == saved.memory != 0), None)
     name, statement = member, statement_at(writer.where)
     tree = parsed(writer.source)
-    here = [one for one in (tree.body if tree is not None else ()) if any(op == writer.name for _, op in writes(one))]
+    here = [each for each in (tree.body if tree is not None else ()) if any(op == writer.name for _, op in writes(each))]
     statement = here[0] if len(here) == 1 else statement
     is_inside = writer.module is not None and not writer.in_optimizer and "forward" not in (writer.where.function if writer.where else "")
     if member is None and not is_inside:  # else the user's line only calls the module that writes
@@ -99,7 +99,7 @@ def _from_tape(raised: Raised, overwritten: list[tuple[RecordedOp, Use, Recorded
     fix = f"move `{code_at(writer.where, statement=statement) or 'the write'}` below the backward pass, or write into a copy (`.clone()`)"
     where, edits = writer.where, tuple[Edit, ...]()
     if writer.in_optimizer:
-        where, fix, edits = _in_order(raised, saver, [one for _, _, one in overwritten if one.in_optimizer])
+        where, fix, edits = _in_order(raised, saver, [op for _, _, op in overwritten if op.in_optimizer])
     elif code := out_of_place(statement, writer.where):
         fix = f"`{code}`"
     elif writer.module_type and writer.name.endswith("_"):
@@ -138,7 +138,7 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     call = pairs[0][1]
     updates = sorted({update for update, other in pairs if other == call}, key=lambda update: update.line)
     first, tree, made = updates[0], tree_of(call.file), _parting(saver, lasting)
-    between = [one for one in nodes(ast.stmt, tree) if first.line < one.lineno <= call.line and not hasattr(one, "body")]
+    between = [node for node in nodes(ast.stmt, tree) if first.line < node.lineno <= call.line and not hasattr(node, "body")]
     loops = [loop for loop in loops_around(tree, first.line) if covers(loop, call.line)]
     is_new = made is not None and all(covers(loop, made[0].line) for loop in loops)
     bound = {name for update in updates if (statement := statement_at(update)) is not None for name in bound_names(statement)}
@@ -200,8 +200,8 @@ def _parting(op: RecordedOp, lasting: list[Location]) -> tuple[Location, Locatio
     return pair if pair is not None and _is_same_function(*pair) else None
 
 
-def _is_same_function(one: Location, other: Location) -> bool:
-    return (one.file, one.function) == (other.file, other.function)
+def _is_same_function(where: Location, other: Location) -> bool:
+    return (where.file, where.function) == (other.file, other.function)
 
 
 def _read_from_text(raised: Raised) -> AutogradFinding:
@@ -218,7 +218,7 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     if name is None and node is not None and complaint is not None:
         name, where = _updated(raised, node, complaint)
     if name is None and where is None and op:
-        leaves = {id(one.variable) for one in nodes_of(raised.roots) if hasattr(one, "variable")}
+        leaves = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
         made_by = _MADE_BY.search(raised.message)  # of what was written in place, that is the write
         writer = "" if made_by is None else _op_of(made_by[1])
         where = only_write(op, writer, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
@@ -247,8 +247,8 @@ def _op_of(node: str) -> str:
 
 def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | None, Location | None]:
     """(name, line) of the parameter that the node was given, of which it may have saved a transposed view, and of its update."""
-    inputs = [one for one, _ in node.next_functions if one is not None]
-    inputs += [one for inner in inputs for one, _ in inner.next_functions if one is not None]
+    inputs = [before for before, _ in node.next_functions if before is not None]
+    inputs += [before for inner in inputs for before, _ in inner.next_functions if before is not None]
     leaves = (node.variable for node in inputs if hasattr(node, "variable"))
     leaf = next((leaf for leaf in leaves if leaf._version == complaint.version and sorted(leaf.shape) == sorted(complaint.shape)), None)
     if leaf is None:
@@ -259,7 +259,7 @@ def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | Non
         for call in sorted(steps, key=lambda step: -step.lineno):
             optimizer = value_of(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
             groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else ()
-            if any(one is leaf for group in groups for one in group["params"]):
+            if any(tensor is leaf for group in groups for tensor in group["params"]):
                 return name, location(place.file, call.lineno, place.function)
     return name, None
 
@@ -268,7 +268,7 @@ def _write_of(raised: Raised, name: str) -> Location | None:
     """The last statement before the error that writes the variable in place, in the frames that see it."""
     for _, place in raised.frames:
         simple = (node for node in nodes(ast.stmt, tree_of(place.file)) if not hasattr(node, "body"))
-        lines = [one.lineno for one in simple if name in written_names(one)]
+        lines = [node.lineno for node in simple if name in written_names(node)]
         if lines:
             return location(place.file, max([line for line in lines if line <= place.line] or lines), place.function)
     return None
@@ -284,10 +284,10 @@ class Complaint(NamedTuple):
     @classmethod
     def of(cls, message: str) -> Complaint | None:
         """None where the message holds no such thing."""
-        found = _MESSAGE.search(message)
-        if found is None:
+        match = _MESSAGE.search(message)
+        if match is None:
             return None
-        return cls(tuple(int(size) for size in found[1].split(",") if size.strip()), int(found[2]), int(found[3]))
+        return cls(tuple(int(size) for size in match[1].split(",") if size.strip()), int(match[2]), int(match[3]))
 
     def is_of(self, value: Any) -> bool:
         """Whether a variable holds the tensor."""
@@ -304,9 +304,9 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 def broken_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Complaint | None]]:
     """The nodes that hold a tensor which was modified after it was saved, and what PyTorch says of it."""
     for node in nodes_of(tensors):
-        for _, held in saved_by(node):
-            if isinstance(held, str) and _CHANGED in held:
-                yield node, Complaint.of(held)
+        for _, saved in saved_by(node):
+            if isinstance(saved, str) and _CHANGED in saved:
+                yield node, Complaint.of(saved)
 
 
 def _made_out_of_place(kind: str) -> tuple[Edit, ...]:

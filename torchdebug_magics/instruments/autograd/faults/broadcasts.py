@@ -74,7 +74,7 @@ class _Crossed(NamedTuple):
                 sign = type(node.op if isinstance(node, ast.BinOp) else node.ops[0]).__name__.lower()
                 if self.op.name.startswith(sign[:2]) or (sign, self.op.name) == ("noteq", "ne"):
                     pair = [node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators)]
-            if len(pair) == 2 and not any(isinstance(one, ast.Constant) for one in pair):  # noqa: PLR2004 - a pair
+            if len(pair) == 2 and not any(isinstance(part, ast.Constant) for part in pair):  # noqa: PLR2004 - a pair
                 pairs.append(pair)
         return pairs
 
@@ -163,18 +163,20 @@ def _spread(reducer: RecordedOp, tape: Tape) -> AutogradFinding | None:
     while "log_prob" not in maker.source and _keeps_sums(maker) and maker.sources:
         maker = maker.sources[0][1]
     statement = statement_at(maker.where)
-    asked = [call for call in nodes(ast.Call, statement) if called(call) == "log_prob" and len(call.args) == 1]
-    beside = [op for op in tape.ops if op.line is maker.line] if len(asked) == 1 and maker.makes and maker.makes[0].shape == whole else []
+    log_probs = [call for call in nodes(ast.Call, statement) if called(call) == "log_prob" and len(call.args) == 1]
+    beside = (
+        [op for op in tape.ops if op.line is maker.line] if len(log_probs) == 1 and maker.makes and maker.makes[0].shape == whole else []
+    )
     entering = [use for op in beside for use, origin in _reads(op) if origin is None or origin.line is not op.line]
     column = (*whole[:-1], 1)
     if not any(use.shape == column and not use.requires_grad for use in entering) or any(use.shape == whole for use in entering):
         return None
-    text = ast.unparse(asked[0].args[0])
+    text = ast.unparse(log_probs[0].args[0])
     return finding(
         "broadcast",
         f"`log_prob` of {shape(column)} values under {shape(whole[:-1])} distributions gives {shape(whole)}",
         maker.where,
-        edits=exchanging(maker.where, asked[0].args[0], expression(f"{as_atom(asked[0].args[0])}.squeeze(-1)")),
+        edits=exchanging(maker.where, log_probs[0].args[0], expression(f"{as_atom(log_probs[0].args[0])}.squeeze(-1)")),
         op="log_prob",
         tensor=text,
         explanation="each distribution is fitted to the values of all samples instead of its own",

@@ -101,22 +101,22 @@ def _begins_as_weight(module: torch.nn.Module, attribute: str) -> bool:
 def registering(hidden: Iterable[Hidden]) -> str:
     """The statements that make plain containers ones that register what they hold, and tensors parameters; words where that takes more."""
     fixes: list[str] = []
-    for owner, attribute in {(id(one.owner), one.attribute): (one.owner, one.attribute) for one in hidden}.values():
-        held, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
+    for owner, attribute in {(id(each.owner), each.attribute): (each.owner, each.attribute) for each in hidden}.values():
+        value, statement = vars(owner)[attribute], statement_at(attribute_line(owner, attribute))
         module = "nn" if getattr(type(owner).__init__, "__globals__", {}).get("nn") is torch.nn else "torch.nn"
-        if isinstance(held, torch.Tensor):
-            value = with_options(statement.value, _FILLED, "requires_grad", None) if isinstance(statement, ast.Assign) else "..."
-            fixes.append(f"`self.{attribute} = {module}.Parameter({value})`")
+        if isinstance(value, torch.Tensor):
+            code = with_options(statement.value, _FILLED, "requires_grad", None) if isinstance(statement, ast.Assign) else "..."
+            fixes.append(f"`self.{attribute} = {module}.Parameter({code})`")
             continue
-        parts = list(held.values()) if isinstance(held, dict) else list(held)
+        parts = list(value.values()) if isinstance(value, dict) else list(value)
         of_what = next((kind for kind in (torch.nn.Module, torch.nn.Parameter) if all(isinstance(part, kind) for part in parts)), None)
-        container = f"{of_what.__name__}{'Dict' if isinstance(held, dict) else 'List'}" if of_what is not None else "ModuleList"
-        has_names = not isinstance(held, dict) or all(isinstance(key, str) for key in held)
+        container = f"{of_what.__name__}{'Dict' if isinstance(value, dict) else 'List'}" if of_what is not None else "ModuleList"
+        has_names = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
         if of_what is None or not has_names or not isinstance(statement, ast.Assign):
             fixes.append(f"keep the modules of `{attribute}` in an `{module}.{container}`")
         else:
-            value = ast.unparse(statement.value)
-            fixes.append(f"`self.{attribute} = {module}.{container}({'' if value in _EMPTY else value})`")
+            code = ast.unparse(statement.value)
+            fixes.append(f"`self.{attribute} = {module}.{container}({'' if code in _EMPTY else code})`")
     return " and ".join(dict.fromkeys(fixes))
 
 
@@ -124,7 +124,7 @@ def _parameters_in(value: object, prefix: str, depth: int = 0) -> Iterator[tuple
     if isinstance(value, torch.nn.Parameter):
         yield prefix, value
     elif isinstance(value, torch.nn.Module):
-        yield from ((f"{prefix}.{name}", one) for name, one in value.named_parameters())
+        yield from ((f"{prefix}.{name}", parameter) for name, parameter in value.named_parameters())
     elif isinstance(value, _CONTAINERS) and depth < _DEEPEST:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _parameters_in(part, f"{prefix}[{key!r}]", depth + 1)

@@ -100,11 +100,13 @@ def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
 
 def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, ...]:
     """Each once, without those that follow from others."""
-    kinds = {one.kind for one in findings}
+    kinds = {fault.kind for fault in findings}
     known = {
-        (one.kind, str(one.location), one.parameters): one for one in reversed(findings) if not _FOLLOWS.get(one.kind, frozenset()) & kinds
+        (fault.kind, str(fault.location), fault.parameters): fault
+        for fault in reversed(findings)
+        if not _FOLLOWS.get(fault.kind, frozenset()) & kinds
     }
-    return tuple(sorted(known.values(), key=lambda one: _ORDER.index(one.kind)))
+    return tuple(sorted(known.values(), key=lambda fault: _ORDER.index(fault.kind)))
 
 
 def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -156,7 +158,9 @@ def wrong_order(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     yield from list(_never_stepped(facts))[:1] or list(_updated_by_sums(facts)) or list(_only_added_up(facts))
     events = facts.course.events
     for key in dict.fromkeys(step.optimizer for step in facts.course.steps):
-        places = [place for place, one in enumerate(events) if isinstance(one, OptimizerStep) and one.is_recorded and one.optimizer == key]
+        places = [
+            place for place, event in enumerate(events) if isinstance(event, OptimizerStep) and event.is_recorded and event.optimizer == key
+        ]
         steps = [step for step in facts.course.steps if step.optimizer == key]
         if not any(step.nonzero for step in steps) and steps[0].parameters:
             yield from _without_gradients(steps[0], events[: places[0]], events)
@@ -188,7 +192,7 @@ def _without_gradients(step: OptimizerStep, before: Sequence[Event], events: Seq
         )
         return
     after = before[before.index(reaching[-1]) :]
-    zeroed = [one for one in after if isinstance(one, Zeroed) and one.parameters & step.parameters]
+    zeroed = [event for event in after if isinstance(event, Zeroed) and event.parameters & step.parameters]
     where = zeroed[-1].where if zeroed else None
     if not zeroed and step.line is not None:  # `p.grad = None`, which no hook sees, by the text of the file that makes the step
         lines = (node.lineno for node in nodes(ast.Assign, tree_of(step.line.file)) if last_name(node.targets[0]) == "grad")
@@ -208,10 +212,10 @@ def _thrown_away(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Ite
     """Backward passes whose gradients are zeroed unread before each update, as in broken gradient accumulation."""
     wasted = [
         [
-            (one, after)
-            for one, after in pairwise(events)
-            if isinstance(one, Backward) and one.is_recorded and one.leaves & step.parameters
-            if isinstance(after, Zeroed) and one.leaves <= after.parameters and not after.is_read
+            (event, after)
+            for event, after in pairwise(events)
+            if isinstance(event, Backward) and event.is_recorded and event.leaves & step.parameters
+            if isinstance(after, Zeroed) and event.leaves <= after.parameters and not after.is_read
         ]
         for events in between
     ]
@@ -249,8 +253,8 @@ def _is_behind(step: Location | None, loop: Loop, inside: Location | None) -> bo
 def _never_zeroed(step: OptimizerStep, between: Sequence[Sequence[Event]]) -> Iterator[AutogradFinding]:
     """An optimizer whose tensors still hold the previous gradients at every backward pass between two updates."""
     for events in between:
-        reaching = [one for one in _reaching(events, step) if one.is_recorded]
-        if reaching and all(one.left_over & step.parameters for one in reaching):
+        reaching = [event for event in _reaching(events, step) if event.is_recorded]
+        if reaching and all(event.left_over & step.parameters for event in reaching):
             yield finding(
                 "never_zeroed",
                 f"the gradients of `{step.name}` are never zeroed",
@@ -316,7 +320,7 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loop of backward passes in which nothing zeroes the gradients, and nothing uses them."""
     # A gradient of the inputs is asked for itself, as by a saliency map or an attack.
     passes = [backward for backward in facts.course.backwards if backward.leaves and backward.leaves <= facts.parameters.keys()]
-    loops = [one for earlier, one in pairwise(passes) if one.left_over & earlier.leaves and one.line is earlier.line]
+    loops = [event for earlier, event in pairwise(passes) if event.left_over & earlier.leaves and event.line is earlier.line]
     if not loops or facts.course.stepped or any(facts.is_written_by_hand(facts.parameters[key]) for key in loops[0].leaves):
         return
     owner = next((optimizer for optimizer in facts.all_optimizers if loops[0].leaves & set(map(id, parameters_of(optimizer)))), None)

@@ -64,13 +64,13 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     updated = {id(tensor) for optimizer in facts.optimizers for tensor in parameters_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
     read = {use.memory for op in facts.tape.ops if op.is_forward for use in op.reads}
-    wanted = (one for root in trained for one in hidden_parameters(root) if id(one.parameter) in facts.reached - facts.held)
+    wanted = (each for root in trained for each in hidden_parameters(root) if id(each.parameter) in facts.reached - facts.held)
     # What is changed by hand, or by a rule of the user's that reads its gradient, as an attack, needs no optimizer.
-    by_hand = (one for one in wanted if not facts.is_written_by_hand(one.parameter))
-    hidden = [one for one in by_hand if one.parameter.grad is None or facts.tape.numbers.of(one.parameter.grad) not in read]
+    by_hand = (each for each in wanted if not facts.is_written_by_hand(each.parameter))
+    hidden = [each for each in by_hand if each.parameter.grad is None or facts.tape.numbers.of(each.parameter.grad) not in read]
     if hidden:
         where = attribute_line(hidden[0].owner, hidden[0].attribute)
-        yield _not_updated(tuple(one.name for one in hidden), where, registering(hidden), WHY_HIDDEN)
+        yield _not_updated(tuple(each.name for each in hidden), where, registering(hidden), WHY_HIDDEN)
         return
     yield from _in_no_module(facts, files)
     if not forgotten:
@@ -115,7 +115,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
-    names = tuple(name for one in loose.values() if (name := variable_of(one) or next(iter(held_as(one)), None)))
+    names = tuple(name for parameter in loose.values() if (name := variable_of(parameter) or next(iter(held_as(parameter)), None)))
     if names:
         _, optimizer = _in_charge(facts, set(loose))
         fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
@@ -130,9 +130,11 @@ def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module
     """The variable of the model that all forgotten parameters are of, if it is built as one that is trained; as a target network is."""
 
     def built(model: torch.nn.Module) -> tuple[type, dict[str, torch.Size]]:
-        return type(model), {name: one.shape for name, one in model.named_parameters()}
+        return type(model), {name: parameter.shape for name, parameter in model.named_parameters()}
 
-    whole = next((root for root in roots if {id(parameter) for parameter in root.parameters()} >= {id(one) for one in forgotten}), None)
+    whole = next(
+        (root for root in roots if {id(parameter) for parameter in root.parameters()} >= {id(parameter) for parameter in forgotten}), None
+    )
     if whole is None or whole in trained or not any(built(whole) == built(root) for root in trained):
         return ""
     return variable_of(whole) or ""
@@ -141,10 +143,10 @@ def _copy_of_trained(trained: list[torch.nn.Module], roots: list[torch.nn.Module
 def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.Optimizer, str]:
     """(optimizer, name) of the one whose backward pass reaches the fewest tensors besides its own and the forgotten ones."""
     candidates: list[tuple[int, int]] = []
-    for place, one in enumerate(facts.course.events):
+    for place, event in enumerate(facts.course.events):
         step = next((later for later in facts.course.events[place:] if isinstance(later, OptimizerStep) and later.is_recorded), None)
-        if isinstance(one, Backward) and one.leaves & forgotten and step is not None:
-            candidates.append((len(one.leaves - forgotten - step.parameters), step.optimizer))
+        if isinstance(event, Backward) and event.leaves & forgotten and step is not None:
+            candidates.append((len(event.leaves - forgotten - step.parameters), step.optimizer))
     chosen = min(candidates)[1] if candidates else None
     optimizer = next((optimizer for optimizer in facts.optimizers if id(optimizer) == chosen), facts.optimizers[0])
     return optimizer, facts.called(optimizer)
@@ -165,19 +167,19 @@ def _missing_by_mistake(
     optimizers share the model, and their weights are those that they were made with.
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
-    held = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
+    by_optimizer = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
     names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
     for root in facts.roots:
         members = dict(root.named_parameters())
-        mixed = {name.rpartition(".")[0] for name, one in members.items() if id(one) in updated}
+        mixed = {name.rpartition(".")[0] for name, member in members.items() if id(member) in updated}
         is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
-        shares = sum(not members_held.isdisjoint(map(id, members.values())) for members_held in held)
-        drawn = set() if is_wanted or shares < 2 else _as_drawn(root)  # noqa: PLR2004 - one that trains a part alone may be all that is meant
-        for name, one in members.items():
-            if id(one) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(one) in drawn):
-                yield one
+        shares = sum(not members_held.isdisjoint(map(id, members.values())) for members_held in by_optimizer)
+        drawn = set() if is_wanted or shares < 2 else _as_drawn(root)  # noqa: PLR2004 - who trains a part alone may mean just that
+        for name, member in members.items():
+            if id(member) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(member) in drawn):
+                yield member
 
 
 def _as_drawn(root: torch.nn.Module) -> set[int]:
@@ -292,7 +294,7 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         without = frozenset.intersection(*(step.without for step in steps)) if steps else frozenset[int]()
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
         missed = [tensor for tensor in parameters_of(optimizer) if id(tensor) in without - facts.reached]
-        yield from (one for one in missed if one.grad is None and one not in learnt_later)
+        yield from (tensor for tensor in missed if tensor.grad is None and tensor not in learnt_later)
 
 
 def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
@@ -302,7 +304,7 @@ def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
             if any(parameter is tensor for parameter in owner._parameters.values()):
                 steps = path.split(".") if path else []
                 around = [root, *(root.get_submodule(".".join(steps[: place + 1])) for place in range(len(steps)))]
-                chosen = any(isinstance(one, (torch.nn.ModuleList, torch.nn.ModuleDict)) for one in around[:-1])
+                chosen = any(isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)) for module in around[:-1])
                 holder = around[-2] if len(around) > 1 else root
                 is_users = isinstance(holder, torch.nn.Sequential) or user_function(type(holder).forward) is not None
                 return is_users and not chosen

@@ -78,51 +78,51 @@ def stale_value(recorder: GraphRecorder, tensors: tuple[torch.Tensor, ...]) -> A
         for writer, written in silent:
             if writer.index <= saver.index or not any(use.overlaps(written) for use in (*saver.reads, *saver.makes)):
                 continue
-            held, kept = _saved_in(tape.numbers, node, written), recorder.overwritten.get(written.memory)
-            if held is None or kept is None or _is_harmless(node, held, kept):
+            saved, kept = _saved_in(tape.numbers, node, written), recorder.overwritten.get(written.memory)
+            if saved is None or kept is None or _is_harmless(node, saved, kept):
                 continue  # without the values from before the write nobody knows whether they matter
-            ratio = _error(tensors, nodes, held, kept)
+            ratio = _error(tensors, nodes, saved, kept)
             if ratio != 0.0:
-                members = tuple(name for name, one in named_members() if tape.numbers.of(one) == written.memory)
+                members = tuple(name for name, tensor in named_members() if tape.numbers.of(tensor) == written.memory)
                 return _stale(saver, writer, members, ratio)
     return None
 
 
 def _saved_in(numbers: StorageNumbers, node: Any, written: Use) -> torch.Tensor | None:
     """The tensor with these elements that the node holds, where PyTorch finds nothing wrong with it."""
-    for _, held in saved_by(node):
-        if isinstance(held, str):
+    for _, saved in saved_by(node):
+        if isinstance(saved, str):
             return None  # modified and noticed, or freed: backward() will raise
-        first = held.storage_offset() * held.element_size()
-        if numbers.of(held) == written.memory and first < written.span[1] and written.span[0] < first + max(1, held.nbytes):
-            return held.detach()
+        first = saved.storage_offset() * saved.element_size()
+        if numbers.of(saved) == written.memory and first < written.span[1] and written.span[0] < first + max(1, saved.nbytes):
+            return saved.detach()
     return None
 
 
-def _is_harmless(node: Any, held: torch.Tensor, kept: Copied) -> bool:
+def _is_harmless(node: Any, saved: torch.Tensor, kept: Copied) -> bool:
     """Whether the node gives the same gradients with both values: it may not read all that it saved, as running statistics in training.
 
     One node can be asked where the whole graph cannot: a call of it runs no hook, and no other node. Its outputs get gradients that differ
     in each element: equal ones would hide much, as what a softmax saved.
     """
     with modes_aside(), torch.no_grad():
-        if torch.equal(kept.part(held.untyped_storage()), kept.values):
+        if torch.equal(kept.part(saved.untyped_storage()), kept.values):
             return True
         if isinstance(node, torch.autograd.function.BackwardCFunction) or has_packed(node):
             return False  # it runs code of the user's
-        shapes = [(tuple(one.shape), one) for one in node._input_metadata]
-        incoming = [torch.arange(math.prod(shape), device=one.device).sin().to(one.dtype).reshape(shape) for shape, one in shapes]
+        shapes = [(tuple(output.shape), output) for output in node._input_metadata]
+        incoming = [torch.arange(math.prod(shape), device=output.device).sin().to(output.dtype).reshape(shape) for shape, output in shapes]
         try:
-            now, then = _with_both(held, kept, lambda: node(*incoming))
+            now, then = _with_both(saved, kept, lambda: node(*incoming))
         except (RuntimeError, TypeError):
             return False  # it takes other gradients, or there is not the memory for them
         pairs = zip(now, then, strict=True) if isinstance(now, tuple) else ((now, then),)
-        return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
+        return all(gradient is other if gradient is None or other is None else torch.equal(gradient, other) for gradient, other in pairs)
 
 
-def _with_both(held: torch.Tensor, kept: Copied, compute: Callable[[], _Result]) -> tuple[_Result, _Result]:
+def _with_both(saved: torch.Tensor, kept: Copied, compute: Callable[[], _Result]) -> tuple[_Result, _Result]:
     """With the present values, and with those from before the write, which are there only as long as it takes."""
-    place, now = kept.part(held.untyped_storage()), compute()
+    place, now = kept.part(saved.untyped_storage()), compute()
     present = place.clone()
     try:
         place.copy_(kept.values)
@@ -131,16 +131,16 @@ def _with_both(held: torch.Tensor, kept: Copied, compute: Callable[[], _Result])
         place.copy_(present)
 
 
-def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], held: torch.Tensor, kept: Copied) -> float | None:
+def _error(tensors: tuple[torch.Tensor, ...], nodes: list[Any], saved: torch.Tensor, kept: Copied) -> float | None:
     """The relative error of the gradient: the true one is computed with the values that were saved, on the graph, which is kept."""
     leaves = [node.variable for node in nodes if hasattr(node, "variable")]
     if not leaves or any(tensor.numel() != 1 for tensor in tensors) or _runs_code(nodes, leaves):
         return None
     with modes_aside():
-        now, true = _with_both(held, kept, lambda: torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True))
-        pairs = [(one, other) for one, other in zip(now, true, strict=True) if one is not None and other is not None]
+        now, true = _with_both(saved, kept, lambda: torch.autograd.grad(tensors, leaves, retain_graph=True, allow_unused=True))
+        pairs = [(gradient, other) for gradient, other in zip(now, true, strict=True) if gradient is not None and other is not None]
         norm = sum(float(other.double().norm()) ** 2 for _, other in pairs) ** 0.5
-        error = sum(float((one.double() - other.double()).norm()) ** 2 for one, other in pairs) ** 0.5
+        error = sum(float((gradient.double() - other.double()).norm()) ** 2 for gradient, other in pairs) ** 0.5
     return error / norm if norm else None
 
 
@@ -181,7 +181,7 @@ class WatchedTraining:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and are alive."""
-        return [one for ref in self._optimizers.values() if (one := ref()) is not None]
+        return [optimizer for ref in self._optimizers.values() if (optimizer := ref()) is not None]
 
     def backward(self, tensors: tuple[torch.Tensor, ...], *, is_loss: bool) -> Backward:
         """A pass begins: what it will reach, and which gradients are there already."""
@@ -195,7 +195,7 @@ class WatchedTraining:
         updated = [tensor for optimizer in self.optimizers() for tensor in parameters_of(optimizer)]
         leaves = _with_shards(leaves, tensors, updated)
         with modes_aside(), torch.no_grad():
-            left = frozenset(id(one) for one in updated or leaves_of(tensors) if id(one) in leaves and _is_nonzero(one.grad))
+            left = frozenset(id(leaf) for leaf in updated or leaves_of(tensors) if id(leaf) in leaves and _is_nonzero(leaf.grad))
         loss = tensors[0] if tensors else None
         if is_loss and self.stale is None:
             self.stale = stale_value(recorder, tensors)
@@ -253,8 +253,12 @@ class WatchedTraining:
         later = [op for op in tape.since(taken.op_index) if not op.in_optimizer and not op.in_backward]
         written = {use.memory for op in later for use in op.writes}
         updated = {id(tensor) for optimizer in self.optimizers() for tensor in parameters_of(optimizer)}
-        moved = {name: one for name, one in module.named_parameters() if id(one) in updated and tape.numbers.of(one) not in written}
-        if moved and all(name in state and memory_of(state[name]) == memory_of(one) != 0 for name, one in moved.items()):
+        moved = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if id(parameter) in updated and tape.numbers.of(parameter) not in written
+        }
+        if moved and all(name in state and memory_of(state[name]) == memory_of(parameter) != 0 for name, parameter in moved.items()):
             line = self.recorder.line_here()
             self.restored = restored_finding(taken.line.location, None if line is None else line.location)
 
@@ -267,15 +271,15 @@ class WatchedTraining:
         gradients = {tape.numbers.of(tensor.grad) for tensor in tensors if tensor.grad is not None}
         later = [op for op in tape.since(begun[0].index) if not op.in_backward] if begun else []
         some = [(tensor, tensor.grad) for tensor in tensors[:_MOST_DROPPED] if tensor.grad is not None]
-        dense = [(one, gradient) for one, gradient in some if gradient.layout is torch.strided and not gradient.is_meta]
-        self._dropped = [(weakref.ref(one), StorageWeakRef(gradient.untyped_storage())) for one, gradient in dense]
+        dense = [(tensor, gradient) for tensor, gradient in some if gradient.layout is torch.strided and not gradient.is_meta]
+        self._dropped = [(weakref.ref(tensor), StorageWeakRef(gradient.untyped_storage())) for tensor, gradient in dense]
         is_read = any(use.memory in gradients for op in later for use in op.reads)
         return Zeroed(self.recorder.line_here(), frozenset(map(id, tensors)), is_read=is_read)
 
     def is_zeroed(self, event: Zeroed) -> None:
         """``zero_grad()`` has ended: a gradient that it dropped, and that is there, is held by someone."""
-        held = [not storage.expired() for owner, storage in self._dropped if (one := owner()) is not None and one.grad is None]
-        event.is_read = event.is_read or any(held)
+        are_alive = [not storage.expired() for owner, storage in self._dropped if (tensor := owner()) is not None and tensor.grad is None]
+        event.is_read = event.is_read or any(are_alive)
         self._dropped = []
 
 
@@ -285,7 +289,7 @@ def _with_shards(leaves: frozenset[int], tensors: tuple[torch.Tensor, ...], upda
     is_all_updated = set(map(id, updated)).issuperset(map(id, ends))  # then nothing was gathered for it, and no module is looked for
     gathered = gathered_for(live_modules()) if may_be_gathered() and not is_all_updated else {}
     sharded = (gathered.get(id(end), end) for end in ends)
-    return leaves - gathered.keys() | {id(one) for one in sharded if is_shard(one)}
+    return leaves - gathered.keys() | {id(tensor) for tensor in sharded if is_shard(tensor)}
 
 
 def _is_nonzero(gradient: torch.Tensor | None) -> bool:
@@ -307,13 +311,13 @@ class TrainingFacts:
         self.optimizers = watched.optimizers()
         """Those that have stepped."""
         self.all_optimizers: list[torch.optim.Optimizer] = [
-            one for one in alive[torch.optim.Optimizer] if "param_groups" in vars(one)
+            optimizer for optimizer in alive[torch.optim.Optimizer] if "param_groups" in vars(optimizer)
         ]  # a constructor that raised may leave another
         self.parameters = {id(parameter): parameter for root in self.roots for parameter in root.parameters()}
         """Of models, by their ids."""
-        self.loose = {id(one): one for one in alive[torch.nn.Parameter] if id(one) not in self.parameters}
+        self.loose = {id(parameter): parameter for parameter in alive[torch.nn.Parameter] if id(parameter) not in self.parameters}
         """Parameters that are registered in no module."""
-        self.names = {id(one): name for name, one in reversed(list(named_members(self.roots)))}
+        self.names = {id(tensor): name for name, tensor in reversed(list(named_members(self.roots)))}
         """Of parameters and buffers, as in `state_dict`."""
         self.reached = {key for backward in self.course.backwards for key in backward.leaves}
         """The ids of the tensors that a recorded backward pass has reached."""
@@ -366,7 +370,7 @@ class TrainingFacts:
     def not_updated(self, parameters: Mapping[int, torch.nn.Parameter]) -> dict[int, torch.nn.Parameter]:
         """Those that get gradients, and that neither an optimizer nor the user's code updates."""
         wanted = self.reached - self.held
-        return {key: one for key, one in parameters.items() if key in wanted and not self.is_written_by_hand(one)}
+        return {key: parameter for key, parameter in parameters.items() if key in wanted and not self.is_written_by_hand(parameter)}
 
     def is_written_by_hand(self, tensor: torch.Tensor) -> bool:
         """Whether the user's code writes it once it was used, and a backward pass has begun: no optimizer's update."""

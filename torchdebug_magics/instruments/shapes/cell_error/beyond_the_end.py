@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import random
 import re
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import FrameType, FunctionType
@@ -44,6 +45,9 @@ from torchdebug_magics.probing.source.syntax import (
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 
 _NUMBER = re.compile(r"\d+")
+_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 _DRAWS = frozenset({"randint", "randrange", "range", "trange"})
 
 
@@ -363,13 +367,11 @@ def _number(node: ast.expr, names: dict[str, Any]) -> int | None:
         case ast.Constant(value) if type(value) is int:
             number = value
         case ast.UnaryOp(ast.USub(), inner):
-            number = _sum(0, -1, _number(inner, names))
-        case ast.BinOp(left, ast.Add(), right):
-            number = _sum(_number(left, names), 1, _number(right, names))
-        case ast.BinOp(left, ast.Sub(), right):
-            number = _sum(_number(left, names), -1, _number(right, names))
-        case ast.BinOp(left, ast.Mult(), right):
-            number = _sum(0, _number(left, names), _number(right, names))
+            number = _number(ast.BinOp(ast.Constant(0), ast.Sub(), inner), names)
+        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
+            values = [value for value in (_number(left, names), _number(right, names)) if value is not None]
+            is_known = len(values) > 1 and (values[1] != 0 or not isinstance(sign, ast.FloorDiv))
+            number = _ARITHMETIC[type(sign)](*values) if is_known else None
         case ast.Call(ast.Name("len"), [inner]):
             number = _count(value_named(inner, names), 0)
         case ast.Call(ast.Name("int"), [inner]) | ast.Call(ast.Attribute(inner, "item"), []):
@@ -382,7 +384,3 @@ def _number(node: ast.expr, names: dict[str, Any]) -> int | None:
             value = value_named(node, names)
             number = _most(value) if isinstance(value, (int, np.integer)) or getattr(value, "ndim", None) == 0 else None
     return number
-
-
-def _sum(first: int | None, factor: int | None, second: int | None) -> int | None:
-    return None if first is None or factor is None or second is None else first + factor * second
