@@ -19,7 +19,8 @@ _USUAL_RMS = 0.02
 _SAMPLE = 1024
 """Elements of each parameter: a norm is then off by about 2%."""
 _EACH_OF, _THEN_EVERY = 64, 4
-"""Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements."""
+"""Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements. In a step without
+a sample, they are read by module only where they are unusual."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -50,6 +51,10 @@ class OptimizerWatch:
         self._meters = [StepMeter(parameters, places) for places in positions.values()]
         self._open = {at: history.parameters[key] for at, key in enumerate(self.ids) if key in history.parameters}
         """Those that no update has changed so far, by their positions."""
+        self._modules: tuple[ModuleSeries, ...] = ()
+        """Those of the last step that was read by module, if none of its gradients was zero."""
+        self._largest = 0.0
+        """The largest norm of a step."""
 
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin; one with a closure is yet to compute the gradients."""
@@ -124,15 +129,28 @@ class OptimizerWatch:
         meters = [meter for meter in self._meters if meter.host is not None]
         if step is None or not meters:
             return None
-        sums: dict[ModuleSeries, list[float]] = {}
-        clipped: list[tuple[frozenset[int], float]] = []
-        for meter in meters:
-            scalars, rows = meter.received()
+        received = [meter.received() for meter in meters]
+        for meter, (scalars, _) in zip(meters, received, strict=True):
             step.scalars |= scalars
-            for at, call in enumerate(step.events.clips if scalars else ()):
-                if (total := scalars[f"clip {at}"]) > call.max_norm > 0:
-                    clipped.append((call.parameters, total / call.max_norm))
-            for at, left, sample in rows:
+            step.members |= {meter.places[at] for at in meter.present}
+        norms = [norm for _, values in received for norm in values]
+        step.norm = math.sqrt(sum(norm * norm for norm in norms))
+        is_usual = step.norm <= self._largest and min(norms, default=0.0) > 0 and not step.events.clips
+        if is_usual and self._modules and self.history.record.write is None and not any(meter.is_sampled for meter in meters):
+            step.unread = self._modules
+            return step
+        self._largest = max(self._largest, step.norm if math.isfinite(step.norm) else 0.0)
+        self._by_module(step, list(zip(meters, (values for _, values in received), strict=True)))
+        self._modules = tuple(step.numbers) if min(norms, default=0.0) > 0 else ()
+        return step
+
+    def _by_module(self, step: GradientStep, received: Sequence[tuple[StepMeter, Sequence[float]]]) -> None:
+        """The numbers of each module, from the norms of the gradients of its parameters and the last samples."""
+        sums: dict[ModuleSeries, list[float]] = {}
+        clips = [(call, step.scalars[f"clip {at}"]) for at, call in enumerate(step.events.clips)]
+        clipped = [(call.parameters, total / call.max_norm) for call, total in clips if total > call.max_norm > 0]
+        for meter, norms in received:
+            for at, left, sample in zip(meter.present, norms, meter.samples, strict=False):
                 place = meter.places[at]
                 norm = left * math.prod(factor for ids, factor in clipped if self.ids[place] in ids)
                 row = sums.setdefault(self.series[place], [0.0] * 5)
@@ -145,13 +163,11 @@ class OptimizerWatch:
                     step.ratio_max = max(step.ratio_max or 0.0, ratio)
                     if place in self._open:
                         self._open[place].measured(norm, weight, ratio)
-            step.members |= {meter.places[at] for at in meter.present}
         for series, (squares, weights, updates, zeros, elements) in sums.items():
             weight_norm, update_norm = math.sqrt(weights), math.sqrt(updates)
             ratio = update_norm / weight_norm if weight_norm else (math.inf if update_norm else 0.0)
             pace = update_norm / max(weight_norm, _USUAL_RMS * math.sqrt(elements))
             step.numbers[series] = ModuleNumbers(math.sqrt(squares), ratio, zeros / elements, pace)
-        return step
 
 
 class StepMeter:
@@ -182,7 +198,9 @@ class StepMeter:
         self._ready: torch.Event | None = None
         self._step = 0
         self.is_sampled = False
-        self._samples: list[tuple[float, ...]] = []
+        self.samples: list[tuple[float, ...]] = []
+        """Of each parameter that was present in the last step with a sample, the norms of weights and update, and how many elements of the
+        gradient are not zero."""
         self._sampled: list[int] = []
         """What was present in the last step with a sample."""
 
@@ -224,21 +242,17 @@ class StepMeter:
             self._ready = torch.cuda.Event()
             self._ready.record(torch.cuda.current_stream(values.device))
 
-    def received(self) -> tuple[dict[str, float], list[tuple[int, float, tuple[float, ...]]]]:
-        """What was sent, once: waits for the device.
-
-        The further scalars; then of each parameter that was present its position, the norm of its gradient and, of the last sample, the
-        norms of weights and update, and how many elements of the gradient are not zero.
-        """
+    def received(self) -> tuple[dict[str, float], list[float]]:
+        """What was sent, once: the further scalars, and the norms of the gradients of what was present. Waits for the device."""
         assert self.host is not None
         if self._ready is not None:
             self._ready.synchronize()
         values: list[float] = self.host.tolist()
-        self.host, start = None, len(self.present) + len(self.names)
+        count = len(self.present)
+        self.host, start = None, count + len(self.names)
         if self.is_sampled:
-            self._samples = [tuple(values[start + at :: len(self.places)]) for at in self.present]
-        scalars = dict(zip(self.names, values[len(self.present) :], strict=False))
-        return scalars, list(zip(self.present, values, self._samples, strict=False))
+            self.samples = [tuple(values[start + at :: len(self.places)]) for at in self.present]
+        return dict(zip(self.names, values[count:], strict=False)), values[:count]
 
     def _copy(self, part: int, tensors: Sequence[torch.Tensor]) -> None:
         """Samples of the present tensors into their rows."""

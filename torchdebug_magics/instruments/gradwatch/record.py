@@ -79,7 +79,9 @@ class GradientStep:
     rate: float = math.nan
     scalars: dict[str, float] = field(default_factory=dict)
     numbers: dict[ModuleSeries, ModuleNumbers] = field(default_factory=dict)
-    """Norms as they were before clipping."""
+    """Norms as they were before clipping; empty where the step was not read by module."""
+    unread: Sequence[ModuleSeries] = ()
+    """Then its modules."""
     members: frozenset[int] = frozenset()
     """The positions of the parameters that had a gradient."""
     ratio_max: float | None = None
@@ -280,6 +282,13 @@ class ModuleSeries:
         elif measured.events.leaves is not None:
             self.is_used = not self.parameters.isdisjoint(measured.events.leaves)
 
+    def repeat(self, place: int) -> None:
+        """One more step that was not read by module: it is as the last one."""
+        self.steps_count += 1
+        for bins in (self.norms, self.ratios, self.zeros):
+            if len(bins.values) <= place:
+                bins.values += bins.values[-1:] * (place + 1 - len(bins.values))
+
     def row(self, name: str) -> ModuleRow:
         """Its row in the report."""
         norm, ratio = _median(self.recent_norms), _median(self.recent_ratios)
@@ -344,7 +353,10 @@ class RunRecord:
         scalars = step.scalars
         unscale = 1 / scalars["grad_scale"] if scalars.get("grad_scale", 0) > 0 else 1.0
         step.numbers = {series: numbers._replace(norm=numbers.norm * unscale) for series, numbers in step.numbers.items()}
-        step.norm = math.sqrt(sum(numbers.norm**2 for numbers in step.numbers.values()))
+        if step.numbers:  # as they were before clipping
+            step.norm = math.sqrt(sum(numbers.norm**2 for numbers in step.numbers.values()))
+        else:
+            step.norm *= unscale
         step.loss = scalars.get("loss", math.nan) / max(1, step.events.count) / scalars.get("loss_scale", 1.0)
         step.rate = scalars.get("rate", step.rate)
         step.clipped_from = scalars[f"clip {len(step.events.clips) - 1}"] if step.events.clips else None
@@ -360,11 +372,13 @@ class RunRecord:
             self._losses.add(place, step.loss)
         for series, one in numbers.items():
             series.add(one, place, step)
+        for series in step.unread:
+            series.repeat(place)
         if not math.isfinite(step.norm) and "grad_scale" not in step.scalars and self.nonfinite_step is None:
             self.nonfinite_step = step.number
         if self.write is not None:
             self.write(step.number, ((self.owners.name(series.owner), one) for series, one in numbers.items()), step.loss, history.name)
-        step.numbers, step.events = {}, StepEvents(batch=step.events.batch)  # it is kept, with the last steps
+        step.numbers, step.unread, step.events = {}, (), StepEvents(batch=step.events.batch)  # it is kept, with the last steps
         return max(numbers, key=lambda series: numbers[series].norm, default=None)
 
     @property

@@ -401,10 +401,11 @@ _RULES: tuple[Callable[[GradientHistory], Iterable[GradFinding]], ...] = (
 
 def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[GradFinding]:
     """Whether the last step's norm is far above the usual and above any before."""
-    last = history.steps[-1]
+    last, is_early = history.steps[-1], history.since <= _SPIKE_STEPS or history.has_closure
+    if is_early or last.norm <= _SPIKE_OF_ALL * history.steps[-2].norm:
+        return
     before = [step.norm for step in list(history.steps)[-history.since : -1] if math.isfinite(step.norm)]
-    is_early = history.since <= _SPIKE_STEPS or history.has_closure
-    if is_early or not _SPIKE_OF_ALL * max(before, default=0.0) < last.norm < math.inf:
+    if not _SPIKE_OF_ALL * max(before, default=0.0) < last.norm < math.inf:
         return
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
     if not last.norm > _SPIKE_OF_USUAL * usual > 0:
