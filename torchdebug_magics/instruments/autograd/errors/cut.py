@@ -18,7 +18,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.edited_source import Source
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -266,8 +266,21 @@ def _not_rewrapped(source: str, *, of_list: bool) -> str:
     return f"stay with PyTorch ops in `{source}`: NumPy, `.item()` and `torch.tensor(...)` drop the graph"
 
 
+def unwrapped(cuts: Iterable[Dropped]) -> tuple[Edit, ...]:
+    """The edits of lines that copy the numbers of lists into new tensors: they put the tensors together; none where a line has none."""
+    edits: dict[Location | None, tuple[Edit, ...]] = {}
+    for cut in cuts:
+        tensors = (node for node in nodes(ast.Call, statement_at(cut.op.where)) if called(node) == "tensor")
+        copies = [node for node in tensors if node.args and isinstance(node.args[0], ast.List)]
+        joined = _Unwrap(of_list=True).visit(copied(copies[0])) if len(copies) == 1 else None
+        if isinstance(joined, ast.Call) and called(joined) == "stack":  # where each has a single element, as that of shape (1,)
+            joined = expression(f"{ast.unparse(joined)}.flatten()")
+        edits[cut.op.where] = exchanging(cut.op.where, copies[0], joined) if joined is not None else ()
+    return tuple(edit for of_line in edits.values() for edit in of_line) if all(edits.values()) else ()
+
+
 class _Unwrap(ast.NodeTransformer):
-    """``torch.tensor(x.item())`` -> ``x``; ``torch.tensor([a.item(), b])`` -> ``torch.stack([a, b])``."""
+    """``torch.tensor(x.item())`` -> ``x``; ``torch.tensor([a.item(), b])`` -> ``torch.stack([a, b])``, and likewise of nested lists."""
 
     def __init__(self, *, of_list: bool) -> None:
         self.of_list = of_list
@@ -277,6 +290,10 @@ class _Unwrap(ast.NodeTransformer):
         if called(node) not in _MAKERS or not node.args:
             return node
         parts = node.args[0]
+        if isinstance(parts, (ast.List, ast.Tuple)) and any(isinstance(elt, (ast.List, ast.Constant)) for elt in parts.elts):
+            sizes, values = _laid_out(parts)
+            joined = "torch.cat([torch.as_tensor(value).reshape(1) for value in values])" + f".reshape({', '.join(map(str, sizes))})"
+            return expression(joined.replace("values", f"({', '.join(ast.unparse(_stripped(value)) for value in values)})"))
         if isinstance(parts, (ast.List, ast.Tuple)):
             parts = ast.List([_stripped(elt) for elt in parts.elts], ast.Load())
         elif isinstance(parts, (ast.ListComp, ast.GeneratorExp)):
@@ -290,6 +307,14 @@ def _stripped(value: ast.expr) -> ast.expr:
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _READERS and not value.args:
         value = value.func.value
     return value
+
+
+def _laid_out(parts: ast.expr) -> tuple[list[int], list[ast.expr]]:
+    """(shape, elements) of a nested list that is written there."""
+    if not isinstance(parts, (ast.List, ast.Tuple)) or not parts.elts:
+        return [], [parts]
+    inner = [_laid_out(part) for part in parts.elts]
+    return [len(inner), *inner[0][0]], [value for _, values in inner for value in values]
 
 
 def dropped_on_the_way(tape: Tape, root: int, before: int | None = None) -> tuple[Dropped | None, list[RecordedOp]]:
@@ -327,6 +352,17 @@ def rewrapped_in(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[Record
     Only a line of the user's that makes a tensor does that, and with `readers`, only of numbers that one of these ops has read.
     """
     return next(_rewrapped(tape, ops, tape.ops if readers is None else readers), None)
+
+
+def listed_in(ops: Iterable[RecordedOp], ends: Iterable[RecordedOp]) -> Iterator[Dropped]:
+    """The ops that make a tensor of a list in which results stand that nothing else reads: their numbers are read without an op."""
+    ends = [end for end in ends if end.line is not None]
+    for op in ops:
+        statement = statement_at(op.where)
+        if op.name in _FRESH and statement is not None and op.line is not None and _REWRAPS.search(ast.unparse(statement)):
+            inside = (end.line for end in ends if end.index < op.index and end.line is not None)
+            if any(line.file == op.line.file and covers(statement, line.line) for line in inside):
+                yield Dropped(op, "list")
 
 
 def _rewrapped(tape: Tape, ops: Iterable[RecordedOp], readers: Iterable[RecordedOp]) -> Iterator[Dropped]:

@@ -7,12 +7,20 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
 from torchdebug_magics.format import listed, plural
-from torchdebug_magics.instruments.autograd.errors.cut import Dropped, Unused, dropped_by, dropped_on_the_way, rewrapped_in
+from torchdebug_magics.instruments.autograd.errors.cut import (
+    Dropped,
+    Unused,
+    dropped_by,
+    dropped_on_the_way,
+    listed_in,
+    rewrapped_in,
+    unwrapped,
+)
 from torchdebug_magics.instruments.autograd.faults.forgotten import (
     WHY_HIDDEN,
     hidden_parameters,
@@ -33,6 +41,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     user_function,
 )
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, walk
+from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_later
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, tree_of
@@ -216,13 +225,14 @@ def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Optimizer tensors without a gradient in every step, although others have one."""
+    """Optimizer tensors without a gradient in every step, although others have one; and variables from which no gradient can come."""
     if any(backward.loss_is_leaf for backward in facts.course.backwards):
         return
     others_learn = any(step.nonzero for step in facts.course.steps)
     counted = {op.index: op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index)}
     groups: dict[object, tuple[list[torch.Tensor], Dropped | Unused | None]] = {}
-    for tensor in _never_with_gradient(facts):
+    variables = list(_unreached_variables(facts))
+    for tensor in chain(_never_with_gradient(facts), variables):
         if facts.is_written_by_hand(tensor):
             continue  # as a codebook, or a moving average
         readers = facts.readers_of(tensor)
@@ -233,6 +243,12 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             # Numbers computed from it, and put into a new tensor, on the way to a loss; those of an earlier one are only logged.
             of_pass = facts.computed_from(op for op in readers if start <= op.index < end).values()
             dropped = dropped or rewrapped_in(facts.tape, (op for index, op in counted.items() if start <= index < end), of_pass)
+        lists = list(listed_in(counted.values(), (op for op in after.values() if not facts.consumers.get(op.index))))
+        dropped = dropped or next(iter(lists), None)
+        if any(tensor is variable for variable in variables):
+            if isinstance(dropped, Dropped) and dropped.switch is None:  # under `no_grad()`, it may be meant
+                yield _no_gradient((variable_of(tensor) or "",), 1, dropped, unwrapped(lists or [dropped]))
+            continue
         if dropped is None and others_learn and after.keys().isdisjoint(counted):
             dropped = _left_unused(op for op in after.values() if not facts.consumers.get(op.index))
         if dropped is not None or (not readers and others_learn and _is_unused_by_mistake(facts, tensor)):
@@ -297,6 +313,16 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         yield from (tensor for tensor in missed if tensor.grad is None and tensor not in learnt_later)
 
 
+def _unreached_variables(facts: TrainingFacts) -> Iterator[torch.Tensor]:
+    """Leaves of the user's that no optimizer has, and no backward pass has reached."""
+    if not facts.course.backwards or facts.course.steps:
+        return
+    for tensor in live(torch.Tensor):
+        is_leaf = tensor.is_leaf and tensor.requires_grad and tensor.grad is None and not isinstance(tensor, torch.nn.Parameter)
+        if is_leaf and id(tensor) not in facts.reached and variable_of(tensor):
+            yield tensor
+
+
 def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
     """Of a tensor that no op read: whether its module stands for itself, in a model of the user's, and is no expert or head of several."""
     for root in facts.roots:
@@ -311,7 +337,9 @@ def _is_unused_by_mistake(facts: TrainingFacts, tensor: torch.Tensor) -> bool:
     return False
 
 
-def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused | None) -> AutogradFinding:
+def _no_gradient(
+    names: tuple[str, ...], count: int, dropped: Dropped | Unused | None, edits: tuple[Edit, ...] | None = None
+) -> AutogradFinding:
     subject = f"`{names[0]}` gets" if count == 1 and names else f"{plural(count, 'parameter')} {'gets' if count == 1 else 'get'}"
     name = names[0] if names else None
     if dropped is None:
@@ -343,6 +371,7 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
         f"{subject} no gradient: {cutter(dropped.cause, dropped.op.name)} cuts the graph",
         where,
         fix,
+        edits=unwrapped([dropped]) if edits is None else edits,
         op=dropped.op,
         saved_at=dropped.op.where if dropped.switch is not None else None,
         tensor=name,
