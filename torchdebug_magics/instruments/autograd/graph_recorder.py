@@ -112,12 +112,11 @@ class GraphRecorder(OpRecorder[_Running]):
             self.settle()
             self._stack.close()
             self.functions.off()
-            self.twins = []
             self.overwritten.clear()
 
     def forget(self) -> None:
         """Drop the tape, and all numbers of storages."""
-        self.tape = Tape()
+        self.tape, self.twins = Tape(), []
         self.root_calls.clear()
         self.comparisons.clear()
         self.overwritten.clear()

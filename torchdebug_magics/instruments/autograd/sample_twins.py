@@ -29,7 +29,7 @@ class Begun(NamedTuple):
 
 
 class SampleTwins:
-    """Runs beside the user's ops, on memory of its own: in the first twin sample 0 of the batch is sample 1, in the second the reverse.
+    """Runs beside the user's ops, on memory of its own: in the first twin sample 0 of the batch is another one, in the second the reverse.
 
     An element that differs from the user's in both twins depends on both samples. Nothing of the user's is written, no random number is
     drawn. Gives up, without an answer, where that would take more than 4,000 ops or 128 MiB, or where an op cannot be run like that.
@@ -43,6 +43,8 @@ class SampleTwins:
         self.has_steps = False
         """Whether that input may have time steps beside samples: a row of tokens, or of vectors."""
         self._is_over = False
+        self._other = 1
+        """The first sample that differs from sample 0 in the first input."""
         self._twins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._members: dict[int, frozenset[int]] = {}
         self._mixed: list[tuple[RecordedOp, torch.Tensor]] = []
@@ -128,9 +130,13 @@ class SampleTwins:
                 return
             if is_first:
                 self.samples_count, self.input_shape, self.has_steps = count, tuple(tensor.shape), not is_table
+                others = (
+                    at for at in range(1, count) if not torch.equal(tensor.select(self.dimension, at), tensor.select(self.dimension, 0))
+                )
+                self._other = next(others, 1)
             first, second = tensor.detach().clone(), tensor.detach().clone()
-            first.select(self.dimension, 0).copy_(tensor.select(self.dimension, 1))
-            second.select(self.dimension, 1).copy_(tensor.select(self.dimension, 0))
+            first.select(self.dimension, 0).copy_(tensor.select(self.dimension, self._other))
+            second.select(self.dimension, self._other).copy_(tensor.select(self.dimension, 0))
             self._twins[tensor] = first, second
 
     def _of_twin(self, given: tuple[Any, Any], which: int) -> tuple[Any, Any]:
@@ -158,5 +164,5 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.is_floating_point() or one.is_complex():
-        return ~torch.isclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
+        return ~torch.isclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True)
     return one != other

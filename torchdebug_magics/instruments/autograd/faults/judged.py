@@ -10,6 +10,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
+from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import predicted_leak
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     missing_gradients,
     nothing_reached,
@@ -127,7 +128,7 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             loaders.repeated,
             loaders.stored.rewritten(),
             watched.stale,
-            watched.leak,
+            watched.leak if facts.course.backwards else predicted_leak(watched.recorder),
             watched.restored,
         ),
     )

@@ -78,6 +78,18 @@ def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
     return None if counting is None else _counting_finding(counting)
 
 
+def predicted_leak(recorder: GraphRecorder) -> AutogradFinding | None:
+    """Of a cell without a backward pass: a softmax that a model returns, and that runs over the samples of a table."""
+    samples = next(iter(recorder.twins), None)
+    if samples is None or not samples.samples_count or samples.has_steps:
+        return None
+    consumers = recorder.tape.consumers()
+    inside = [op for op in recorder.tape.ops if op.root and "softmax" in op.name and op.makes[0].shape[:1] == (samples.samples_count,)]
+    returned = [op for op in inside if all(consumer.name == "detach" or not consumer.root for consumer in consumers.get(op.index, ()))]
+    mixing = _first_mixing(recorder, samples, returned)
+    return None if mixing is None or len(mixing.op.makes[0].shape) != _TABLE_DIMENSIONS else _leak_finding(mixing)
+
+
 def _leak_finding(mixing: Mixing) -> AutogradFinding:
     """The op that mixes samples."""
     op = mixing.op
@@ -87,10 +99,12 @@ def _leak_finding(mixing: Mixing) -> AutogradFinding:
         f"`{op.module}` ({op.module_type}) {verb}",
         f"set `batch_first={mixing.wants_batch_first}` where `{op.module}` is created",
     )
-    where, edits = _created(mixing)
+    where, edits = _created(mixing, mixing.kinds, "batch_first", value=mixing.wants_batch_first or None)
     if "softmax" in op.name:
         where, edits = op.where, ()
         headline, fix = "`softmax` runs over the samples of the batch", _other_dimension(mixing)
+        if op.module_type in {"Softmax", "LogSoftmax"} and len(op.reads[0].shape) == _TABLE_DIMENSIONS:
+            where, edits = _created(mixing, (op.module_type,), "dim", value=-1)
     elif op.name in _REDUCTIONS:
         where, name = op.where, op.name.removeprefix("linalg_vector_")
         headline, fix, edits = f"`{name}` reduces the samples of the batch with their values", *_of_each_sample(mixing)
@@ -122,16 +136,16 @@ def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
     return f"`{ast.unparse(new)}`", exchanging(op.where, written[0], new)
 
 
-def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
-    """The only line of the user's that makes such a module, by name if several do, with the other ``batch_first``; else that of the op."""
+def _created(mixing: Mixing, kinds: tuple[str, ...], option: str, *, value: bool | int | None) -> tuple[Location | None, tuple[Edit, ...]]:
+    """The only line of the user's that makes such a module, by name if several do, with another value of an option; else that of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in mixing.kinds]
+    made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in kinds]
     name = (mixing.op.module or "").rpartition(".")[2]
     named = [(each, call) for each, call in made if name in map(last_name, targets_of(each[1]))] or made
     if len(named) != 1:
         return mixing.op.where, ()
     (where, _), call = named[0]
-    return where, exchanging(where, call, with_option(call, "batch_first", value=mixing.wants_batch_first or None))
+    return where, exchanging(where, call, with_option(call, option, value=value))
 
 
 def _shape_before_reduction(passed: list[RecordedOp]) -> tuple[int, ...]:
@@ -195,11 +209,11 @@ def _is_mistaken(recorder: GraphRecorder, op: RecordedOp) -> bool:
 
 
 def _is_set_against_rows(recorder: GraphRecorder, op: RecordedOp) -> bool:
-    """Whether the number is subtracted from other values than its own, of each sample, in the same model: not in a normalization."""
+    """Whether the number is subtracted from values of each sample, in the same model, unless it normalizes what the model was given."""
     reduced = op.reads[0]
     for consumer in recorder.tape.consumers().get(op.index, ()):
         others = [use for use in consumer.reads if len(use.shape) > 1 and use.shape[:1] == reduced.shape[:1]]
-        is_of_others = others and all(use.memory != reduced.memory for use in others)
+        is_of_others = others and all(use.memory != reduced.memory or reduced.requires_grad for use in others)
         if consumer.root == op.root and consumer.name in {"sub", "sub_"} and is_of_others and math.prod(reduced.shape[1:]) > 1:
             return True
     return False
