@@ -11,6 +11,7 @@ import torch
 from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import predicted_leak
+from torchdebug_magics.instruments.autograd.faults.data.unread import unread_checkpoints, unread_evaluation_data
 from torchdebug_magics.instruments.autograd.faults.left_out import (
     missing_gradients,
     nothing_reached,
@@ -71,7 +72,7 @@ _ORDER: tuple[Kind, ...] = (
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
     "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes",
     "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training",
-    "unlike_reductions", "overwritten_input", "no_activation",
+    "unlike_reductions", "overwritten_input", "never_loaded", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction", "driven_value",
@@ -345,5 +346,5 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     one_column, other_classes,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
-    dropped_results, unused_weights, overwritten_inputs,
+    dropped_results, unused_weights, overwritten_inputs, unread_checkpoints, unread_evaluation_data,
 )  # fmt: skip

@@ -1,0 +1,149 @@
+"""What the user's code makes and never reads: a checkpoint that no model has, data for evaluation beside an evaluation of other data."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdebug_magics.instruments.autograd.faults.data.seen_samples import FOR_EVALUATION
+from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.probing.dispatch import modes_aside
+from torchdebug_magics.probing.names import user_variables
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, bound_names, called, copied, exchanged, nodes, own_nodes, targets_of
+from torchdebug_magics.probing.source.user_code import location
+
+_FROM_DISK = frozenset({"load", "load_file", "load_state_dict_from_url", "load_url", "hf_hub_download"})
+_EVALUATES = re.compile(r"(?:^|_)(?:test|val|valid|validate|validation|eval|evaluate|dev)(?:$|_|\d)")
+
+
+class _Place(NamedTuple):
+    """A statement of a cell."""
+
+    cell: Source
+    statement: ast.stmt
+
+
+def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Weights that were read from a file, fit a model that was called, and were never put into it."""
+    variables = [(name, value) for name, value in user_variables() if name.isidentifier()]
+    called_models = {id(root()) for seen in facts.watched.recorder.root_calls.values() if (root := seen.root) is not None}
+    models = [(name, value) for name, value in variables if isinstance(value, torch.nn.Module) and id(value) in called_models]
+    files = list(cells()) if models else []
+    reads = {read for cell in files for read in _subscripts_read(cell.tree)}
+    for (name, value), (model_name, model) in product(variables if files else (), models):
+        for key, state in _states(value):
+            is_read = (name, key) in reads or (name, None) in reads or (key is None and any(other == name for other, _ in reads))
+            made, built = _bound_at(files, name), _bound_at(files, model_name)
+            if is_read or made is None or built is None or not _is_from_disk(made.statement) or not _is_of(state, model):
+                continue
+            last = max((made, built), key=lambda place: (place.cell.where.cell or 0, place.statement.lineno))
+            code = f"{model_name}.load_state_dict({name if key is None else f'{name}[{key!r}]'})"
+            where = location(made.cell.where.file, made.statement.lineno, "<module>")
+            yield finding(
+                "never_loaded",
+                f"the weights in `{name}` are read from a file and put into no model",
+                where,
+                edits=(last.cell.after(last.statement, code),),
+                fix=f"`{code}`",
+                tensor=name,
+                explanation=f"they fit `{model_name}`, which still has those that it was made with",
+            )
+            return
+
+
+def _states(value: Any) -> Iterator[tuple[str | None, Mapping[str, torch.Tensor]]]:
+    """The states of models in a value: the value itself, or what it holds under a key."""
+    for key, state in [(None, value), *(value.items() if isinstance(value, dict) else ())]:
+        is_state = isinstance(state, Mapping) and state and all(isinstance(each, torch.Tensor) for each in state.values())
+        if is_state and (key is None or isinstance(key, str)):
+            yield key, state
+
+
+def _is_of(state: Mapping[str, torch.Tensor], model: torch.nn.Module) -> bool:
+    """Whether a state has the names and shapes of a model's, and other values."""
+    own = model.state_dict()
+    if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
+        return False
+    with modes_aside(), torch.no_grad():
+        return any(not torch.equal(own[name].cpu(), value.cpu()) for name, value in state.items() if not value.is_meta)
+
+
+def _is_from_disk(statement: ast.stmt) -> bool:
+    return any(called(call) in _FROM_DISK for call in nodes(ast.Call, statement))
+
+
+def _bound_at(files: Iterable[Source], name: str) -> _Place | None:
+    """The latest statement at the top of a cell that gives a variable its value."""
+    places = (_Place(cell, statement) for cell in files for statement in reversed(cell.tree.body))
+    simple = (place for place in places if isinstance(place.statement, ast.Assign))
+    return next((place for place in simple if name in bound_names(place.statement)), None)
+
+
+def _subscripts_read(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """(variable, key) of each read of a variable; without a key where it is read as a whole."""
+    parts = {id(node.value): node for node in nodes(ast.Subscript, tree)}
+    for node in nodes(ast.Name, tree):
+        if isinstance(node.ctx, ast.Load):
+            index = parts[id(node)].slice if id(node) in parts else None
+            yield node.id, str(index.value) if isinstance(index, ast.Constant) else None
+
+
+def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """A result that is named after an evaluation and computed of the training data, where nothing reads the data for evaluation."""
+    if not facts.course.steps_count:
+        return
+    files = list(cells())
+    scopes = [[(cell, node) for cell in files for node in own_nodes(cell.tree)]]
+    scopes += [[(cell, node) for node in own_nodes(function)] for cell in files for function in nodes(FUNCTIONS, cell.tree)]
+    read_in_cells = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
+    for scope in scopes:
+        names = [(node.id, node.ctx) for _, node in scope if isinstance(node, ast.Name)]
+        bound = {name for name, context in names if isinstance(context, ast.Store)}
+        unread = {name for name in bound - read_in_cells if FOR_EVALUATION.search(name) and "train" not in name}
+        for cell, statement in ((cell, node) for cell, node in scope if unread and isinstance(node, ast.Assign)):
+            targets = [target.id for target in targets_of(statement) if isinstance(target, ast.Name)]
+            if not any(_EVALUATES.search(target) and "train" not in target for target in targets):
+                continue
+            read = {node.id for node in nodes(ast.Name, statement.value)}
+            twins = {name: twin for twin in sorted(unread) if (name := _training_twin(twin, bound & read))}
+            if any(_given(call) & twins.keys() for call in nodes(ast.Call, statement.value)):
+                yield _evaluated_on(cell, statement, twins)
+                return
+
+
+def _given(call: ast.Call) -> set[str]:
+    """The variables that are arguments of a call."""
+    given = [*call.args, *(option.value for option in call.keywords)]
+    return {node.id for node in given if isinstance(node, ast.Name)}
+
+
+def _training_twin(name: str, others: set[str]) -> str | None:
+    """The variable of the training data that is named like one of the data for evaluation."""
+    pattern = re.sub(r"(?<![a-zA-Z])(test|validation|valid|val|eval|dev)(?![a-z])", "train(?:ing)?", re.escape(name), count=1)
+    return next((other for other in sorted(others) if other != name and re.fullmatch(pattern, other)), None)
+
+
+def _evaluated_on(cell: Source, statement: ast.Assign, twins: dict[str, str]) -> AutogradFinding:
+    where = location(cell.where.file, statement.lineno, "<module>")
+    value = exchanged(
+        copied(statement.value), lambda node: ast.Name(twins[node.id]) if isinstance(node, ast.Name) and node.id in twins else None
+    )
+    name, twin = next(iter(twins.items()))
+    target = ast.unparse(statement.targets[0])
+    return finding(
+        "evaluated_on_training",
+        f"`{target}` is computed from `{name}`: nothing reads `{twin}`",
+        where,
+        edits=exchanging(where, statement.value, value),
+        tensor=name,
+        explanation="what is measured on samples that the model was trained on says nothing of new ones",
+        is_hint=True,
+    )
