@@ -23,6 +23,7 @@ Kind: TypeAlias = Literal[
 """The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
 Cause: TypeAlias = Literal["no_grad", "inference_mode", "detach", "data", "rewrapped", "list", "dtype"]
 """What cuts a graph; ``list``: a list of tensors that is copied into a new one; ``dtype``: an integer or bool result."""
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _CUTTERS: dict[str, str] = {
     "no_grad": "`no_grad`", "inference_mode": "`inference_mode`", "detach": "`detach`", "data": "`.data`",
     "rewrapped": "a copy into a new tensor", "list": "a copy into a new tensor",
@@ -31,7 +32,7 @@ _CUTTERS: dict[str, str] = {
 
 def cutter(cause: Cause, op: str) -> str:
     """What cuts a graph, as the subject of a sentence."""
-    return _CUTTERS.get(cause, f"`{op}`, which has no derivative,")
+    return _CUTTERS.get(cause, "a comparison" if op in COMPARISONS else f"`{op}`, which has no derivative,")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 from torchdebug_magics import catalog
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import SCRIPT
+from torchdebug_magics.instruments.watch.left_over import LeftOver, left_over
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
 from torchdebug_magics.report import Edit, Finding, Report, changed
@@ -51,14 +52,15 @@ def tried(
     runs_code = finding is not None and any(
         "weights_only=False" in edit.new for edit in finding.edits
     )  # the user must trust the file first
-    if not (alternatives or is_open) or runs_code or not again.can_run:
+    lines = list(left_over()) if raised and finding is not None and not finding.edits else []
+    if not (alternatives or is_open or lines) or runs_code or not again.can_run:
         return report
     result: Report = report
     try:
         with again.opened():
             progress("changes of the training are tried" if alternatives and not raised else "the fix is tried")
             if raised:
-                result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR))
+                result = _without_error(report, again, min(_STEPS, steps + _STEPS_TO_AN_ERROR), lines)
             elif any(each.kind == "stalled" for each in alternatives):
                 result = _with_lower_loss(report, again, min(_STEPS_TO_A_LEVEL, max(steps // len(alternatives), _STEPS)))
             elif alternatives:
@@ -71,10 +73,15 @@ def tried(
     return result
 
 
-def _without_error(report: Any, again: TrainingAgain, steps: int) -> Any:
-    """The report with the first of its fixes as verified with which the cell raises nothing, where it raises as it is written."""
+def _without_error(report: Any, again: TrainingAgain, steps: int, lines: Sequence[LeftOver]) -> Any:
+    """The report with the first of its fixes as verified with which the cell raises nothing, where it raises as it is written.
+
+    Where it has none, a line that was left over may be the cause.
+    """
     finding = report.main_finding()
     candidates = [each for each in (finding, *getattr(report, "alternatives", ())) if each is not None and each.edits]
+    bare = replace(finding, fixes=()) if hasattr(finding, "fixes") else finding
+    candidates += [replace(bare, fix=line.fix, edits=line.edits) for line in lines]
     if (as_written := again.run((), steps)) is None or not as_written.error:
         return report
     for candidate in candidates:

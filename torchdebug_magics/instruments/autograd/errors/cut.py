@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, Cause, cutter
+from torchdebug_magics.instruments.autograd.errors.softened import softened
+from torchdebug_magics.instruments.autograd.report import COMPARISONS, AutogradFinding, Cause, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     cell_files,
     code_at,
@@ -90,6 +91,7 @@ def cut_graph(raised: Raised) -> AutogradFinding:
         where,
         op=dropped.op,
         saved_at=dropped.op.where if where != dropped.op.where else None,
+        edits=softened(raised.tape.ancestors(id(root))) if dropped.cause == "dtype" else unwrapped([dropped]),
         explanation="backward() starts at a tensor without a graph: no parameter can get a gradient",
     )
 
@@ -253,7 +255,8 @@ def cut_words(cause: Cause, op: str, line: Location | None, where: Location | No
             fix = f"compute the loss without `{source}`: {why}"
             if op in {"argmax", "argmin", "max", "min"}:
                 fix = f"compute the loss from the logits, not from `{source}`: `F.cross_entropy(logits, target)`"
-            return f"`{op}` has no derivative: its output is an integer or a bool", fix
+            subject = "a comparison" if op in COMPARISONS else f"`{op}`"
+            return f"{subject} has no derivative: its output is an integer or a bool", fix
     return headline, _not_rewrapped(source, of_list=cause == "list")
 
 

@@ -21,6 +21,7 @@ from torchdebug_magics.instruments.autograd.errors.cut import (
     rewrapped_in,
     unwrapped,
 )
+from torchdebug_magics.instruments.autograd.errors.softened import softened
 from torchdebug_magics.instruments.autograd.faults.forgotten import (
     WHY_HIDDEN,
     hidden_parameters,
@@ -271,7 +272,10 @@ def _by_switch(facts: TrainingFacts, groups: list[tuple[list[torch.Tensor], Drop
             whole = _no_gradient(facts.names_of(together), len(together), dropped)
             yield replace(whole, fix=without, edits=edits, fix_state="compiles" if edits else "advice")
         elif together:
-            yield _no_gradient(facts.names_of(tensors), len(tensors), dropped)
+            is_hard = isinstance(dropped, Dropped) and dropped.cause == "dtype"
+            losses = [(seen.loss, seen.index) for seen in facts.course.backwards] if is_hard else []
+            edits = softened({op.index: op for loss, index in losses for op in facts.tape.ancestors(loss, index)}.values())
+            yield _no_gradient(facts.names_of(tensors), len(tensors), dropped, edits if is_hard else None)
 
 
 def _without_switch(dropped: Dropped) -> tuple[str, tuple[Edit, ...]]:

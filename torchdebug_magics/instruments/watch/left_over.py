@@ -1,0 +1,32 @@
+"""A statement that was left over from a test, and ends a block before its others: a trial without it shows whether it is at fault."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from torchdebug_magics.probing.source.edited_source import cells
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, blocks, nodes
+from torchdebug_magics.report import Edit
+
+_ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+class LeftOver(NamedTuple):
+    """A statement to remove, as a fix."""
+
+    fix: str
+    edits: tuple[Edit, ...]
+
+
+def left_over() -> Iterator[LeftOver]:
+    """Of the user's functions, the statements after which others of their block stand that never run."""
+    for cell in cells():
+        for function in nodes(FUNCTIONS, cell.tree):
+            for first, _ in (pair for node in ast.walk(function) for block in blocks(node) for pair in pairwise(block)):
+                if isinstance(first, _ENDS) and len(cell.beside(first)) == 1:
+                    text = cell.text(first)
+                    fix = f"remove `{text}` from `{function.name}`: nothing after it runs"
+                    yield LeftOver(fix, (cell.replacing(first, ""),))
