@@ -59,6 +59,7 @@ _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
 _FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
+    "log_softmax": "give the loss the score of a single output as it is, or its sigmoid: along a dimension of size 1, it gives 0",
     "relu": "use `nn.LeakyReLU(0.01)` in its place, or initialize what comes before: all that it is given is below 0",
     "layer_norm": "give it more than 1 feature, as by a linear layer before it: of 1, it gives its own bias for any input",
 }
@@ -402,14 +403,18 @@ def stopped_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for index, tensors in groups.items():
         op = next(op for op in facts.tape.ops if op.index == index)
         names, name = facts.names_of(tensors), op.name.strip("_").removeprefix("native_")
-        why = "each number is normalized by itself" if index in constant and name != "softmax" else f"the derivative of `{name}` is 0 here"
+        why = (
+            "each number is normalized by itself"
+            if index in constant and "softmax" not in name
+            else f"the derivative of `{name}` is 0 here"
+        )
         subject = f"`{names[0]}` gets" if len(names) == 1 else f"{plural(len(tensors), 'parameter')} get"
         yield finding(
             "no_gradient",
             f"{subject} gradients of 0: {why}",
             op.where,
             _WITH_DERIVATIVE.get(name, f"rescale or initialize what `{name}` is given: here its result changes with no element of it"),
-            edits=_of_a_column(facts, op) if name == "softmax" else (),
+            edits=_of_a_column(facts, op) if "softmax" in name else (),
             op=name,
             module=op.module,
             tensor=names[0] if names else None,
@@ -435,24 +440,33 @@ def _up_to_loss(facts: TrainingFacts, tensor: torch.Tensor, constant: set[int]) 
 
 def _normalizes_single(op: RecordedOp) -> bool:
     """Whether it gives the same for any input: a softmax of a single column, a norm of one number at a time."""
-    if op.name == "_softmax":
+    if op.name in {"_softmax", "_log_softmax"}:
         return op.number is not None and len(op.reads[0].shape) > 1 and op.reads[0].shape[int(op.number)] == 1
     return op.name in _NORMS and len(op.makes) > 1 and math.prod(op.makes[0].shape) == math.prod(op.makes[1].shape) > 1
 
 
 def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
-    """A softmax of a single column: along the rows if it weighs something by products, as attention does; else a sigmoid was meant."""
-    sizes, written = op.reads[0].shape, [node for node in nodes(ast.Call, statement_at(op.where)) if called(node) == "softmax"]
+    """A softmax of a single column: along the rows if it weighs something by products, as attention does; else a sigmoid was meant.
+
+    The binary loss of logits takes neither.
+    """
+    sizes, written = (
+        op.reads[0].shape,
+        [node for node in nodes(ast.Call, statement_at(op.where)) if called(node) == op.name.removeprefix("_")],
+    )
     if len(written) != 1 or len(sizes) != 2 or sizes[1] != 1:  # noqa: PLR2004 - rows and columns
         return ()
     call = written[0]
     given = [option for option in call.keywords if option.arg != "dim"]
     args = call.args if len(given) < len(call.keywords) else call.args[:-1]
     later = {each.name for each in facts.computed_from(facts.consumers.get(op.index, ())).values()}
+    if op.name == "_log_softmax" and not any(name.startswith("binary_cross_entropy") for name in later):
+        return ()
     if "mul" in later and not later & _PRODUCTS:
         return ()  # a gate, or weights of the rows
     if later & _PRODUCTS:
         return exchanging(op.where, call, ast.Call(call.func, args, [*given, ast.keyword("dim", ast.Constant(0))]))
     of_tensor = isinstance(call.func, ast.Attribute) and not args
     whole = call.func.value if of_tensor and isinstance(call.func, ast.Attribute) else args[0]
-    return exchanging(op.where, call, expression(f"torch.sigmoid({ast.unparse(whole)})"))
+    takes_logits = "binary_cross_entropy_with_logits" in later
+    return exchanging(op.where, call, whole if takes_logits else expression(f"torch.sigmoid({ast.unparse(whole)})"))

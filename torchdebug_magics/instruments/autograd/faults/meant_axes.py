@@ -190,7 +190,9 @@ def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             "compare the score with a threshold"
             if threshold is None
             else f"compare the score with {threshold}, in place of `{ast.unparse(call)}`",
-            edits=() if threshold is None else _thresholded(op, statement, call, threshold, keeps=place == scores),
+            edits=()
+            if threshold is None
+            else _thresholded(op, statement, call, threshold, keeps=place == scores or _meets(facts, op, scores)),
             op=op.name,
             explanation=f"the scores are {shape(scores)}: one for each sample, which is above the threshold or not",
         )
@@ -201,6 +203,12 @@ def _is_compared(facts: TrainingFacts, op: RecordedOp) -> bool:
     """Whether the places are compared with classes."""
     passed = walk([op], lambda each: facts.consumers.get(each.index, ()) if each is op or each.name in _RESHAPES | {"_to_copy"} else ())
     return any(each.name == "eq" for each in passed)
+
+
+def _meets(facts: TrainingFacts, op: RecordedOp, scores: tuple[int, ...]) -> bool:
+    """Whether the places are compared with classes that have the shape of the scores."""
+    comparisons = (each for each in facts.consumers.get(op.index, ()) if each.name == "eq")
+    return any(use.shape == scores for each in comparisons for use in each.reads)
 
 
 def _is_wider(other: RecordedOp, op: RecordedOp) -> bool:
