@@ -25,6 +25,8 @@ _STEPS_TO_A_LEVEL = 1_000
 _LEAST_S = 10.0
 """That trials may take which a mere suspicion asks for, however short the cell was."""
 _OTHER_SEED = 20
+_OF_A_WHOLE_GRAPH = ("graph a second time", "modified by an inplace operation")
+"""Errors that a graph which was cut has hidden."""
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
 _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
@@ -220,7 +222,7 @@ def _without_finding(name: str, report: Any, again: TrainingAgain, steps: int, *
         if not written.has_ended or not any(_is_same(finding, other, ()) for other in written.report.findings):
             return report
     is_found = any(_is_same(finding, other, finding.edits) for other in session.report.findings)
-    meets_another = run.was_stopped and not is_found
+    meets_another = not is_found and (run.was_stopped or (name == "autograd" and any(part in run.error for part in _OF_A_WHOLE_GRAPH)))
     may_not_help = not run.error and must_learn and ((as_written := again.run((), steps)) is None or not _helps(run, as_written))
     if meets_another or may_not_help:
         return report

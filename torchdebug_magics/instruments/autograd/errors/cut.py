@@ -38,14 +38,14 @@ from torchdebug_magics.probing.source.syntax import (
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
-_MAKERS = frozenset({"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"})
+_MAKERS = frozenset({"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor", "Variable"})
 _READERS = frozenset({"item", "tolist", "detach", "cpu", "numpy"})
 _LOSES = ("np.", "numpy", ".item()", ".tolist()", "detach")
 _CONTEXTS = ("no_grad", "inference_mode", "set_grad_enabled")
 _FRESH = frozenset({"lift_fresh", "lift_fresh_copy", "scalar_tensor", "from_file"})
 _NUMBERS = frozenset({"_local_scalar_dense", "detach", "_to_copy"})
 _READ_AND_WRAPPED = re.compile(r"\b(?:tensor|as_tensor|from_numpy|FloatTensor|Tensor)\(.*\.(?:tolist|item|numpy)\(")
-_REWRAPS = re.compile(r"\b(tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|array|asarray)\s*\(")
+_REWRAPS = re.compile(r"\b(tensor|as_tensor|from_numpy|FloatTensor|LongTensor|Tensor|Variable|array|asarray)\s*\(")
 _DETACHES = re.compile(r"detach|\bdata\b|np\.|numpy")
 CHECKPOINT = re.compile(r"\bcheckpoint(?:_sequential)?\(")
 
@@ -273,13 +273,34 @@ def unwrapped(cuts: Iterable[Dropped]) -> tuple[Edit, ...]:
     """The edits of lines that copy the numbers of lists into new tensors: they put the tensors together; none where a line has none."""
     edits: dict[Location | None, tuple[Edit, ...]] = {}
     for cut in cuts:
-        tensors = (node for node in nodes(ast.Call, statement_at(cut.op.where)) if called(node) == "tensor")
+        tensors = (node for node in nodes(ast.Call, statement_at(cut.op.where)) if called(node) in _MAKERS)
         copies = [node for node in tensors if node.args and isinstance(node.args[0], ast.List)]
         joined = _Unwrap(of_list=True).visit(copied(copies[0])) if len(copies) == 1 else None
         if isinstance(joined, ast.Call) and called(joined) == "stack":  # where each has a single element, as that of shape (1,)
             joined = expression(f"{ast.unparse(joined)}.flatten()")
         edits[cut.op.where] = exchanging(cut.op.where, copies[0], joined) if joined is not None else ()
     return tuple(edit for of_line in edits.values() for edit in of_line) if all(edits.values()) else ()
+
+
+def without_leaf(backward: Location | None) -> tuple[Edit, ...]:
+    """The edits that no longer make a leaf of the loss that a line calls backward() on: ``Variable(loss, requires_grad=True)``."""
+    tree = None if backward is None else tree_of(backward.file)
+    if backward is None or tree is None:
+        return ()
+    source = Source(backward, tree)
+    calls = [node.func for node in nodes(ast.Call, source.statement) if called(node) == "backward"]
+    name = next((part.value.id for part in calls if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)), "")
+    for statement in source.block_of(source.statement) if name else []:
+        where = location(backward.file, statement.lineno - source.offset, backward.function)
+        if ast.unparse(statement) in {f"{name}.requires_grad = True", f"{name}.requires_grad_()", f"{name}.requires_grad_(True)"}:
+            return (source.replacing(statement, ""),)
+        value = statement.value if isinstance(statement, ast.Assign) and name in bound_names(statement) else None
+        match value:
+            case ast.Call(_, [inner], [ast.keyword("requires_grad", ast.Constant(True))]) if called(value) in _MAKERS:
+                return exchanging(where, value, inner)
+            case ast.Call(ast.Attribute(inner, "requires_grad_"), _):
+                return exchanging(where, value, inner)
+    return ()
 
 
 class _Unwrap(ast.NodeTransformer):

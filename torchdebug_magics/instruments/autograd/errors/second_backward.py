@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.source_readings import carried_names
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live
-from torchdebug_magics.probing.source.call_sites import attribute_assignment
+from torchdebug_magics.probing.source.call_sites import attribute_assignment, function_node
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -25,6 +25,7 @@ from torchdebug_magics.probing.source.syntax import (
     Loop,
     as_atom,
     blocks,
+    bound_inside,
     bound_names,
     covers,
     dotted,
@@ -197,12 +198,12 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
         if loop is not None and meant:
             attributes = listed([f"`{attribute}`" for attribute, _ in meant])
             return raised.finding(
-                f"{attributes} {'is computed' if len(meant) == 1 else 'are computed'} once, in the constructor, and keeps that graph",
+                f"{attributes} {'is computed once, in the constructor,' if len(meant) == 1 else 'are computed once'} and not in each step",
                 "",
-                fix=" and ".join(f"`{edit.new}`" for _, edit in meant),
+                fix=" and ".join(f"`{edit.new}`" for _, edit in meant) + ("" if meant[0][1].old else " at the start of `forward`"),
                 edits=tuple(edit for _, edit in meant),
                 tensor=meant[0][0],
-                explanation="what a module is to learn is an `nn.Parameter`: the first backward() has freed the graph of the computed one",
+                explanation="the first backward() has freed its graph: the forward computes what depends on a parameter, anew in each step",
                 **more,
             )
         changes = {
@@ -226,7 +227,10 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
 
 
 def _meant_parameters(module: torch.nn.Module, passed: set[Any]) -> Iterator[tuple[str, Edit]]:
-    """(attribute, edit of the constructor) of each tensor that is made there alone, and whose graph has a node in `passed`."""
+    """(attribute, edit) of each tensor that the constructor alone makes, and whose graph has a node in `passed`.
+
+    Made of parameters, the forward is to make it anew; else it is to be a parameter itself.
+    """
     file = type(module).__init__.__code__.co_filename
     tree = tree_of(file)
     bound = [dotted(target) for node in nodes((ast.Assign, ast.AugAssign), tree) for target in targets_of(node)]
@@ -237,9 +241,20 @@ def _meant_parameters(module: torch.nn.Module, passed: set[Any]) -> Iterator[tup
             continue
         graph = set(upstream([value.grad_fn]))
         ends = [node.variable for node in graph if hasattr(node, "variable")]
-        if not passed.isdisjoint(graph) and not any(isinstance(end, torch.nn.Parameter) for end in ends):  # else it is for the forward
+        source = Source(location(file, statement.lineno, "__init__"), tree)
+        if passed.isdisjoint(graph):
+            continue
+        if any(isinstance(end, torch.nn.Parameter) for end in ends):
+            forward, own = function_node(type(module).forward.__code__), function_node(type(module).__init__.__code__)
+            if (
+                isinstance(forward, ast.FunctionDef)
+                and own is not None
+                and not read_names(statement.value) & (bound_inside(own) - {"self"})
+            ):
+                body = forward.body[ast.get_docstring(forward) is not None :]
+                yield attribute, source.before(body[0], source.text(statement))
+        else:
             home = "nn" if "nn" in read_names(tree) else "torch.nn"
-            source = Source(location(file, statement.lineno, "__init__"), tree)
             yield attribute, source.replacing(statement, f"self.{attribute} = {home}.Parameter({ast.unparse(statement.value)})")
 
 

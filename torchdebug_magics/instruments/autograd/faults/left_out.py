@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.autograd.errors.cut import (
     listed_in,
     rewrapped_in,
     unwrapped,
+    without_leaf,
 )
 from torchdebug_magics.instruments.autograd.errors.softened import softened
 from torchdebug_magics.instruments.autograd.faults.forgotten import (
@@ -213,11 +214,14 @@ def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if dropped is not None:
             kind: Kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
             headline, fix, where = dropped.words()
+            of_loss, copies = without_leaf(seen.where), unwrapped([dropped])
+            is_loss = where is not None and any((edit.file, edit.line) == (where.file, where.line) for edit in of_loss)
             yield finding(
                 kind,
                 headline,
                 where,
                 f"{fix}, and remove `requires_grad` from the loss",
+                edits=of_loss if is_loss else (*copies, *of_loss) if copies else (),
                 op=dropped.op,
                 parameters=facts.names_of(_never_with_gradient(facts)),
                 first_backward_at=seen.where,
