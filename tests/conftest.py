@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
 
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
+with pytest.MonkeyPatch.context() as patch:  # its grammar, of addresses that no notebook holds, takes seconds to build in each process
+    patch.setitem(sys.modules, "rfc3987_syntax", None)
+    import jsonschema  # noqa: F401 - before anything else imports it
 
 MAY_BE_SKIPPED = "gpu"
 FULL_OF_PROCESSES = ("tests/kernel/", "tests/browser/", "tests/notebooks/", "tests/unit/ranks/")
