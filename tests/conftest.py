@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torchdebug_magics.report import Report
 
 pytest.register_assert_rewrite("tests.unit.instruments.shapes.planted")
+with pytest.MonkeyPatch.context() as patch:  # its grammar, of addresses that no notebook holds, takes seconds to build in each process
+    patch.setitem(sys.modules, "rfc3987_syntax", None)
+    import jsonschema  # noqa: F401 - before anything else imports it
 
 MAY_BE_SKIPPED = "gpu"
 FULL_OF_PROCESSES = ("tests/kernel/", "tests/browser/", "tests/notebooks/", "tests/unit/ranks/")
@@ -43,6 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.nodeid.startswith(FULL_OF_PROCESSES):
         item.add_marker(summary.WAITS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Nothing that is imported is garbage: looking for some would take a quarter of the time."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(trylast=True)
@@ -123,18 +135,25 @@ def little_to_search() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def no_other_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals.
+@pytest.fixture(scope="module")
+def other_tests(request: pytest.FixtureRequest) -> list[str]:
+    """The modules of other folders of tests.
 
-    What the test names itself stays: a function is pickled by the name of its module.
+    Those that the test file names itself are not among them: a function is pickled by the name of its module.
     """
     folders = {ROOT / "tests", request.path.parent}
     used = vars(request.module).values()
     named = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in used}
-    for name in [name for name in sys.modules if name.startswith("tests.") and name not in named]:
-        if Path(sys.modules[name].__file__ or "").parent not in folders:
-            monkeypatch.delitem(sys.modules, name)
+    names = [name for name in sys.modules if name.startswith("tests.") and name not in named]
+    return [name for name in names if Path(sys.modules[name].__file__ or "").parent not in folders]
+
+
+@pytest.fixture
+def no_other_tests(other_tests: list[str]) -> Iterator[None]:
+    """The modules of other folders of tests are none of the user's: a walk over all holders would go through their globals."""
+    hidden = {name: sys.modules.pop(name) for name in other_tests if name in sys.modules}
+    yield
+    sys.modules.update(hidden)
 
 
 @pytest.fixture(autouse=True)

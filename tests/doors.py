@@ -164,7 +164,10 @@ def _flags(options: Mapping[str, object]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_process_shell() -> Iterator[InteractiveShell]:
-    """An IPython with the extension loaded; all that IPython changes in this process is put back."""
+    """An IPython with the extension loaded; all that IPython changes in this process is put back.
+
+    Tracebacks are plain: with context, each takes up to half a second of parsing and colours, and few tests read them.
+    """
     import builtins
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -172,7 +175,7 @@ def in_process_shell() -> Iterator[InteractiveShell]:
 
     displayhook, excepthook, main, known = sys.displayhook, sys.excepthook, sys.modules["__main__"], dict(vars(builtins))
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"xmode": "Plain"}}))
     try:
         shell.run_line_magic("load_ext", "torchdebug_magics")
         yield shell

@@ -62,7 +62,6 @@ def launched(target: Callable[..., object], *args: tuple[Any, ...], method: str 
 
 LAUNCHES: dict[str, Callable[[str], object]] = {
     "Process, fork": lambda store: launched(programs.run_out, (0, store), (1, store)),
-    "Process, spawn": lambda store: launched(programs.run_out, (0, store), (1, store), method="spawn"),
     "mp.start_processes": lambda store: torch_multiprocessing.start_processes(programs.run_out, (store,), 2, start_method="fork"),
     "mp.spawn": lambda store: torch_multiprocessing.spawn(programs.run_out, (store,), 2),
 }

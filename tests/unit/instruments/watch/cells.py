@@ -376,7 +376,7 @@ TWO = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    "one_model_a_fold": IN_LOOP.format("", 10),
+    "one_model_a_fold": IN_LOOP.format("", 4),
     "accumulation": ACCUMULATES,
     "dropout_and_norm": loop(MEAN, before=NORM, steps=40, after=EVALUATES),
     "clipping_and_schedule": at_step(
@@ -398,11 +398,9 @@ HEALTHY = {
     "decays_to_a_tenth": loop(
         MEAN, before="s = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.1)\n", after="    s.step()\n", steps=40
     ),
-    "pairs_of_one_tensor": loop(f"{MEAN} + ((s := model(x)) - s.squeeze(1).detach()).abs().mean() * 0", steps=40),
-    "pairs_on_purpose": loop(f"{MEAN} + 0.1 * (model(x)[:, 0].unsqueeze(1) - y[:, 0]).tanh().mean() ** 2", steps=40),
+    "pairs_of_one_tensor": loop(f"{MEAN} + ((s := model(x)) - s.squeeze(1).detach()).abs().mean() * 0"),
+    "pairs_on_purpose": loop(f"{MEAN} + 0.1 * (model(x)[:, 0].unsqueeze(1) - y[:, 0]).tanh().mean() ** 2"),
     "losses_as_numbers": loop(MEAN, before="history = []\n", after="    history.append(loss.item())\n", steps=40),
     "inference": "model.eval()\nwith torch.inference_mode():\n    for part in x.split(4):\n        out = model(part)\n",
-    "masked_attention": loop(
-        "F.scaled_dot_product_attention(q(x)[None], q(x)[None], q(x)[None], mask).pow(2).mean()", before=ATTENTION, steps=40
-    ),
+    "masked_attention": loop("F.scaled_dot_product_attention(q(x)[None], q(x)[None], q(x)[None], mask).pow(2).mean()", before=ATTENTION),
 }

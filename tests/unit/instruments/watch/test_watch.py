@@ -66,7 +66,7 @@ REPAIRED = {
 
 def watched(shell: InteractiveShell, *cells: str) -> Any:
     """The report that the last of the cells leaves in `w`."""
-    for cell in ("%load_ext torchdebug_magics", SETUP, *cells):
+    for cell in (SETUP, *cells):
         shell.run_cell(cell, store_history=True)
     return shell.user_ns["w"]
 
@@ -111,10 +111,8 @@ def test_nothing_is_said_of_a_healthy_training_and_it_is_left_as_it_is(observe: 
 
 
 def test_a_statement_moves_out_of_a_line_that_others_stay_in(shell: InteractiveShell) -> None:
-    body = FAULTS["shared_line_order"].body
-    for cell in ("%load_ext torchdebug_magics", SETUP, f"%%torchdebug -o w\n{body}"):
-        shell.run_cell(cell, store_history=True)
-    (new,) = fixed_source(shell.user_ns["w"]).values()
+    report = watched(shell, f"%%torchdebug -o w\n{FAULTS['shared_line_order'].body}")
+    (new,) = fixed_source(report).values()
     assert "    optimizer.zero_grad()\n    loss.backward(); optimizer.step()" in new
 
 
@@ -183,9 +181,8 @@ for part in x.split(8, 1) * 3:
 """
 
 
-@pytest.mark.parametrize("cells", [(RECURRENT, "%torchdebug -o w"), (f"%%torchdebug -o w\n{RECURRENT}",)], ids=["bare", "watched"])
-def test_a_graph_that_is_retained_and_carried_over_is_cut_and_not_the_update_moved(cells: tuple[str, ...], shell: InteractiveShell) -> None:
-    report = watched(shell, *cells)
+def test_a_graph_that_is_retained_and_carried_over_is_cut_and_not_the_update_moved(shell: InteractiveShell) -> None:
+    report = watched(shell, f"%%torchdebug -o w\n{RECURRENT}")
     assert "`state` carries the graph of the previous step" in report.verdict
     fixed = next(iter(fixed_source(report).values()))
     assert "\n    state = state.detach()" in fixed  # behind the `if`, and not in it
@@ -344,11 +341,6 @@ def test_a_nan_whose_error_was_handled_does_not_explain_what_came_later(observe:
 
 
 def test_the_fix_finds_its_line_below_empty_lines(shell: InteractiveShell) -> None:
-    for cell in (
-        "%load_ext torchdebug_magics",
-        SETUP,
-        f"\n\n%%torchdebug -o w\n{COMPARED.format('model[0].weight.data', 'model[0].weight')}",
-    ):
-        shell.run_cell(cell, store_history=True)
-    (new,) = fixed_source(shell.user_ns["w"]).values()
+    report = watched(shell, f"\n\n%%torchdebug -o w\n{COMPARED.format('model[0].weight.data', 'model[0].weight')}")
+    (new,) = fixed_source(report).values()
     assert "before = model[0].weight.data.detach().clone()  # here" in new
