@@ -243,7 +243,7 @@ def _users_modules(but: Container[str] = ()) -> dict[str, ModuleType]:
 
 def is_users(module: ModuleType) -> bool:
     """Whether it is written in Python, by the user."""
-    file = vars(module).get("__file__")
+    file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 
