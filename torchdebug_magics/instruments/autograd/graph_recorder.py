@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import sys
 import weakref
 from contextlib import ExitStack
@@ -273,8 +272,6 @@ class Numbers(NamedTuple):
     """The largest absolute value."""
     are_bytes: bool
     """Whether all are whole, as those of a stored picture."""
-    mean: float = math.nan
-    deviation: float = math.nan
 
 
 class RootCall(NamedTuple):
@@ -311,8 +308,7 @@ class RootCall(NamedTuple):
         with modes_aside(), torch.no_grad():
             low, high = float(first.detach().min()), float(first.detach().max())
             are_bytes = low >= 0 and _LEAST_OF_BYTES < high <= _MOST_OF_BYTES and bool((first.detach() == first.detach().round()).all())
-            deviation, mean = torch.std_mean(first.detach().double())
-            return self._replace(numbers=Numbers(max(-low, high), are_bytes, float(mean), float(deviation)))
+            return self._replace(numbers=Numbers(max(-low, high), are_bytes))
 
 
 @dataclass

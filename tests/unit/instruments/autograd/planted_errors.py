@@ -787,10 +787,10 @@ for x in torch.randn(3, 4, 3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-    history.append(loss)  #> location
-print(np.log10(history))  #> saved
+    history.append(loss)
+print(np.log10(history))  #> location
 """,
-        edits=(("history.append(loss)", "history.append(loss.item())"),),
+        edits=(("np.log10(history)", "np.log10([x.item() for x in history])"),),
     ),
     Case(
         name="numpy() of an output",

@@ -1031,30 +1031,6 @@ for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
         edits=(("        h.unsqueeze(1)  #> location\n", ""),),
     ),
     Case(
-        name="pretrained weights whose module is not kept",
-        kind="dropped_result",
-        text="""\
-class Net(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        self.words = nn.Embedding(9, 4)
-        self.words.from_pretrained(weights)  #> location
-        self.last = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.words(x).mean(1))
-
-net = Net(torch.randn(9, 4))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randint(9, (6, 5)), torch.randint(3, (6,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("self.words.from_pretrained(weights)", "self.words = self.words.from_pretrained(weights)"),),
-    ),
-    Case(
         name="the place of the largest of all scores is compared with each label",
         kind="early_reduction",
         text="""\
@@ -1443,21 +1419,6 @@ for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) f
         also=("no_gradient",),
     ),
     Case(
-        name="probabilities compared with 0",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 1)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.binary_cross_entropy_with_logits(out, y).backward()
-    opt.step()
-    hits = ((torch.sigmoid(out) > 0).float() == y).sum()  #> location
-""",
-        edits=(("> 0)", "> 0.5)"),),
-    ),
-    Case(
         name="a module that is given an attribute requires_grad",
         kind="frozen_in_vain",
         text="""\
@@ -1748,41 +1709,6 @@ with torch.no_grad():
         out = config["net"](x)  #> location
 """,
         edits=(('        out = config["net"](x)', "        config['net'].eval()\n        out = config[\"net\"](x)"),),
-    ),
-    Case(
-        name="an evaluation without the standardization",
-        kind="evaluated_on_bytes",
-        text="""\
-net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-train, test = 100 + 20 * torch.randn(64, 6), 100 + 20 * torch.randn(16, 6)
-mean, std = train.mean(0), train.std(0)
-for epoch in range(2):
-    net.train()
-    for x in train.split(16):
-        loss = F.cross_entropy(net((x - mean) / std), torch.randint(2, (16,)))  #> saved
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-    net.eval()
-    with torch.no_grad():
-        right = (net(test).argmax(1) == 1).sum()  #> location
-""",
-    ),
-    Case(
-        name="log-probabilities of the classes that are minimized",
-        kind="loss_input",
-        text="""\
-net = nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    likely = F.log_softmax(net(x), 1)
-    loss = likely.gather(1, y[:, None]).mean()  #> location
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("loss = likely.gather(1, y[:, None]).mean()", "loss = -likely.gather(1, y[:, None]).mean()"),),
     ),
 )
 

@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.autograd.faults.forgotten import WHY_HIDDEN, 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import (
     attribute_line,
+    edited,
     loop_around,
     named_members,
     out_of_place,
@@ -362,13 +363,8 @@ def _not_a_leaf(raised: Raised) -> AutogradFinding:
 def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> AutogradFinding:
     headline, why = f"`{name}.grad` is None: `{name}` is not a leaf", "backward() stores gradients in leaves only"
     fix = f"call `{name}.retain_grad()` where it is made"
-    edits: tuple[Edit, ...] = ()
-    made = raised.assigned_at(name)
-    source = None if made is None or (tree := tree_of(made.file)) is None else Source(made, tree)
-    if source is not None and source.statement is not None:
-        edits = (source.after(source.statement, f"{name}.retain_grad()"),)
+    edits = () if tensor.is_leaf else edited(raised.assigned_at(name), f"{name}.retain_grad()", "after")
     if tensor.is_leaf:
-        edits = ()
         headline, why = f"`{name}.grad` is None: no backward() has reached it", ""
         fix = f"call backward() on a loss that uses `{name}` before this line"
         fix = fix if tensor.requires_grad else f"call `{name}.requires_grad_()` before its first use"

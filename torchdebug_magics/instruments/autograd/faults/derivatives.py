@@ -1,4 +1,4 @@
-"""Second derivatives that ``autograd.grad()`` returns otherwise than its caller means: zeros, and sums of several."""
+"""Second derivatives that ``autograd.grad()`` returns otherwise than its caller means: sums of several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import as_atom, called, expression, nodes
 from torchdebug_magics.probing.tensors import tensors_in
@@ -23,13 +23,6 @@ from torchdebug_magics.report import Edit
 if TYPE_CHECKING:
     from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 
-_PIECEWISE = {"relu": "ReLU", "leaky_relu": "LeakyReLU", "hardtanh": "Hardtanh", "threshold": "Threshold", "relu6": "ReLU6"}
-"""Ops of which each piece is linear, with the modules that call them."""
-_SMOOTH = frozenset({
-    "tanh", "sigmoid", "silu", "gelu", "softplus", "elu", "mish", "log_sigmoid_forward", "sin", "cos", "exp", "log", "pow", "sqrt", "erf",
-    "_softmax", "_log_softmax", "reciprocal", "div",
-})  # fmt: skip
-"""Ops whose second derivative may be 0 at some points alone."""
 _PRODUCTS = frozenset({"addmm", "mm", "linear", "matmul"})
 _LOOKS = 3
 """At what a line returns."""
@@ -62,11 +55,9 @@ class SecondDerivatives:
             self._looks[line] += 1
             passed = self._computed_from(point)
             with modes_aside(), torch.no_grad():
-                is_zero = not gradient.count_nonzero()
-                if is_zero and (bent := [op for op in passed if op.name.rstrip("_") in _PIECEWISE]):
-                    self.faults += [] if any(op.name in _SMOOTH for op in passed) else [_zero(line, bent)]
-                elif not is_zero and output is not None and _is_of_columns(output, point) and _are_ones(weights):
-                    self.faults += [_mixed(line, is_tensor=output.dim() > 0)] if _mixes(point, passed) else []
+                is_of_columns = output is not None and _is_of_columns(output, point) and _are_ones(weights)
+                if output is not None and is_of_columns and gradient.count_nonzero() and _mixes(point, passed):
+                    self.faults.append(_mixed(line, is_tensor=output.dim() > 0))
         self._known[id(gradient)] = _Gradient(weakref.ref(gradient), id(point))
 
     def _is_gradient(self, output: torch.Tensor | None, point: torch.Tensor) -> bool:
@@ -82,27 +73,6 @@ class SecondDerivatives:
         consumers, memory = tape.consumers(), tape.numbers.of(point)
         readers = [op for op in tape.ops if op.is_forward and any(use.memory == memory for use in op.reads)]
         return [op for op in walk(readers, lambda op: consumers.get(op.index, ())) if op.is_forward]
-
-
-def _zero(line: Line, ops: Sequence[RecordedOp]) -> AutogradFinding:
-    """A second derivative that is 0 for each element, behind activations of which each piece is linear."""
-    name = ops[-1].name.rstrip("_")
-    edits: list[Edit] = []
-    for op in {op.where: op for op in ops}.values():
-        written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == name]
-        edits += [edit for call in written for edit in exchanging(op.where, call, _smooth(call, "tanh"))]
-    for where, call in () if edits else calls(line.file):
-        edits += exchanging(where, call, _smooth(call, "Tanh")) if called(call) == _PIECEWISE[name] else ()
-    new = next((edit.new for edit in edits), "")
-    return finding(
-        "no_gradient",
-        f"this second derivative is 0 everywhere: `{name}` is linear piece by piece",
-        line.location,
-        f"`{new}`" if new else "use an activation with a second derivative, such as `nn.Tanh()` or `nn.Softplus()`",
-        edits=tuple(dict.fromkeys(edits)),
-        op=name,
-        explanation="the derivative of a linear piece is constant, so the next one is 0; that of a smooth activation is not",
-    )
 
 
 def _mixed(line: Line, *, is_tensor: bool) -> AutogradFinding:
@@ -127,14 +97,6 @@ def _mixed(line: Line, *, is_tensor: bool) -> AutogradFinding:
         edits=edits,
         explanation="`grad()` returns for column i the sum over all j of the derivatives by the columns i and j",
     )
-
-
-def _smooth(call: ast.Call, name: str) -> ast.expr:
-    """`nn.Tanh()` for `nn.ReLU(inplace=True)`, `torch.tanh(x)` for `F.relu(x)`."""
-    if name == "tanh":
-        whole = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else call
-        return expression(f"torch.tanh({ast.unparse(whole)})")
-    return expression(f"{ast.unparse(call.func).rpartition('.')[0] or 'torch.nn'}.{name}()")
 
 
 def _single(value: Any) -> torch.Tensor | None:

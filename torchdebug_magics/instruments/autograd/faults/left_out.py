@@ -8,6 +8,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -19,7 +20,6 @@ from torchdebug_magics.instruments.autograd.faults.forgotten import (
     registering,
     with_group,
     with_model,
-    with_parts,
 )
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
@@ -44,6 +44,7 @@ _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Ops that return the means by which they normalize, too."""
 _FIXES = frozenset({"load_state_dict", "from_pretrained", "lerp_", "copy_"})
 """What gives weights that are not to be trained: a checkpoint, a moving average."""
+_NAMES_A_PART = re.compile(r"\w+\.\w+(\.\w+)*\.parameters\(\)")
 _FEWEST_STEPS = 3
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
 _FEWEST_DRAWN, _OFF = 64, 0.1
@@ -59,7 +60,6 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
     if not facts.course.steps or not facts.course.backwards:
         return
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
     updated = {id(tensor) for optimizer in facts.optimizers for tensor in parameters_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
@@ -70,9 +70,9 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     hidden = [each for each in by_hand if each.parameter.grad is None or facts.tape.numbers.of(each.parameter.grad) not in read]
     if hidden:
         where = attribute_line(hidden[0].owner, hidden[0].attribute)
-        yield _not_updated(tuple(each.name for each in hidden), where, registering(hidden), WHY_HIDDEN)
+        yield _not_updated(tuple(each.name for each in hidden), where, registering(hidden), explanation=WHY_HIDDEN)
         return
-    yield from _in_no_module(facts, files)
+    yield from _in_no_module(facts)
     if not forgotten:
         return
     called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
@@ -80,7 +80,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for optimizer in facts.optimizers:
         if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in parameters_of(optimizer)):
             name = facts.called(optimizer)
-            where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
+            where, first = made_at(optimizer, name, facts.files), facts.course.backwards[0].line
             fix, edits = made_later(where, first.line if first is not None else 0)
             alive = [model for root in called if (model := root()) is not None and any(True for _ in model.parameters())]
             models = set(filter(None, map(variable_of, alive)))
@@ -99,27 +99,26 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             )
             return
     optimizer, name = _in_charge(facts, set(forgotten))
-    where = made_at(optimizer, name, files)
+    where = made_at(optimizer, name, facts.files)
     missing = list(_missing_by_mistake(facts, updated, forgotten, where))
     if names := facts.names_of(missing):
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
         if copy := _copy_of_trained(trained, facts.roots, missing):  # no edit: whoever trains a target network gets worse values
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
-        edits = with_parts(facts, type(optimizer).__name__, where, names)
-        missed = replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
-        group = () if edits or copy else with_group(facts, name, where, missing)
-        added = f"{fix}, as by `{group[0].new.splitlines()[-1]}`" if group else fix
-        yield replace(missed, fix=added, edits=group, fix_state="compiles") if group else missed
+        edits = () if copy else with_group(facts, name, where, missing)
+        fix = f"{fix}, as by `{edits[0].new.splitlines()[-1]}`" if edits else fix
+        is_hint = where is not None and _NAMES_A_PART.search(where.source) is not None  # which may be meant alone
+        yield _not_updated(names, where, "", fix=fix, edits=edits, is_hint=is_hint)
 
 
-def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
+def _in_no_module(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
     names = tuple(name for parameter in loose.values() if (name := variable_of(parameter) or next(iter(held_as(parameter)), None)))
     if names:
         _, optimizer = _in_charge(facts, set(loose))
         fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
-        yield _not_updated(names, assigned_at(names[0], files), fix)
+        yield _not_updated(names, assigned_at(names[0], facts.files), fix)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -152,10 +151,10 @@ def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.O
     return optimizer, facts.called(optimizer)
 
 
-def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "", edits: tuple[Edit, ...] = ()) -> AutogradFinding:
+def _not_updated(names: tuple[str, ...], where: Location | None, advice: str, **more: Any) -> AutogradFinding:
     headline = f"{len(names)} parameters get gradients, but no optimizer updates them"
     headline = f"`{names[0]}` gets gradients, but no optimizer updates it" if len(names) == 1 else headline
-    return finding("not_in_optimizer", headline, where, fix, edits=edits, parameters=names, tensor=names[0], explanation=why)
+    return finding("not_in_optimizer", headline, where, advice, parameters=names, tensor=names[0], **more)
 
 
 def _missing_by_mistake(
@@ -168,7 +167,7 @@ def _missing_by_mistake(
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
     by_optimizer = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
-    names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
+    names_a_part = line is not None and _NAMES_A_PART.search(line.source) is not None
     for root in facts.roots:
         members = dict(root.named_parameters())
         mixed = {name.rpartition(".")[0] for name, member in members.items() if id(member) in updated}

@@ -103,40 +103,6 @@ def _ranked_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
 
 
-def weighted_by_itself(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The mean loss of a batch, multiplied by what is computed of it, as a focal loss weights each sample by its own loss."""
-    for op in facts.tape.ops:
-        if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or any(use.shape or not use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
-            continue
-        for (_, loss), (_, factor) in itertools.permutations(op.sources):
-            if not is_mean_loss(loss) or not loss.reads[0].shape:
-                continue
-            way = list(walk([factor], lambda op, loss=loss: () if op is loss else op.parents))  # type: ignore[misc]
-            if loss not in way or not any(each.name == "exp" for each in way):
-                continue
-            elements = _per_element(loss)
-            fix, edits = _later_reduced(loss, elements)
-            is_averaged = any(later.name in _REDUCTIONS for later in facts.consumers.get(op.index, ()))
-            value = getattr(statement_at(op.where), "value", None)
-            if not is_averaged and isinstance(value, ast.expr):
-                fix += ", and take the mean of the product"
-                mean = ast.Call(ast.Attribute(value, "mean", ast.Load()), [], [])
-                edits = (*edits, *exchanging(op.where, value, mean)) if edits and op.where != loss.where else ()
-            what = _LOSSES[loss.name][0]
-            yield finding(
-                "early_reduction",
-                f"`{what}` makes one number of {math.prod(elements)} samples before it is weighted by itself",
-                loss.where,
-                fix,
-                edits=edits,
-                op=what,
-                saved_at=op.where if op.where != loss.where else None,
-                module=loss.module,
-                explanation="each sample is to be weighted by its own loss: here all get the weight of their mean",
-            )
-            return
-
-
 def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss of two terms of which one is the mean over all elements, and the other one a sum over a batch, or over each sample."""
     for seen in facts.course.backwards:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
-from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, tree_of
@@ -231,9 +231,7 @@ def _thresholded(op: RecordedOp, statement: ast.stmt | None, call: ast.Call, thr
     new = expression(f"({ast.unparse(scores)} > {threshold}).long()" + ("" if keeps else ".squeeze(-1)"))
     match statement:
         case ast.Assign([ast.Tuple([ast.Name("_"), name])], value) if value is call:
-            tree = tree_of(op.where.file)
-            source = None if tree is None else Source(op.where, tree)
-            return () if source is None else (source.replacing(statement, f"{ast.unparse(name)} = {ast.unparse(new)}"),)
+            return edited(op.where, f"{ast.unparse(name)} = {ast.unparse(new)}", statement=statement)
     owner = next((node for node in nodes((ast.Subscript, ast.Attribute), statement) if node.value is call), None)
     return exchanging(op.where, owner if owner is not None and op.name == "max" else call, new)
 

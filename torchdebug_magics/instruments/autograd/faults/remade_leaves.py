@@ -11,7 +11,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
@@ -82,12 +82,12 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         calls_here = [call.func for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)]
         name = next((ast.unparse(func.value) for func in calls_here if func.attr == "backward"), "")
-        loops, tree = loops_around(tree_of(where.file), where.line), tree_of(where.file)
+        loops = loops_around(tree_of(where.file), where.line)
         bound = [
             (at, each) for at, each in statements(where.file) if isinstance(each, ast.Assign) and name in map(ast.unparse, each.targets)
         ]
         bound = [(at, each) for at, each in bound if at.file != where.file or not any(covers(loop, at.line) for loop in loops)]
-        if not loops or not bound or tree is None:
+        if not loops or not bound:
             continue
         made_at, made = bound[0]
         values = dict(user_names(sys._getframe()))
@@ -100,7 +100,7 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             f"`{name}` was computed once, before the loop: each backward() gives the gradients of its first value",
             where,
             fix=f"compute `{name}`, and what it is computed from, inside the loop, before each backward()",
-            edits=(Source(where, tree).before(loops[-1].body[0], ast.unparse(made)),) if is_whole else (),
+            edits=edited(where, ast.unparse(made), "before", loops[-1].body[0]) if is_whole else (),
             tensor=name,
             saved_at=made_at,
             explanation="`retain_graph=True` keeps the graph, and what it has saved; the updates since then have no part in it",
@@ -110,11 +110,10 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A variable whose ``.grad`` the code reads after backward(), though it was computed: autograd keeps gradients of leaves alone."""
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-    values = dict(user_names(sys._getframe())) if files and facts.course.backward_count else {}
-    for where, statement in statements(files[0]) if values else ():
+    values = dict(user_names(sys._getframe())) if facts.course.backward_count else {}
+    for where, statement in facts.statements() if values else ():
         for node in nodes(ast.Attribute, statement):
-            if node.attr != "grad" or isinstance(node.ctx, ast.Store) or where.file != files[0]:
+            if node.attr != "grad" or isinstance(node.ctx, ast.Store) or where.file != facts.files[0]:
                 continue
             value = value_of(node.value, sys._getframe(), values)
             if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.retains_grad:
@@ -130,14 +129,12 @@ def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             bound = [(at, each, target) for at, each in statements(where.file) for target in targets_of(each) if last_name(target) == last]
             # Of a module's attribute, the statement in its class.
             made = [(at, each, target) for at, each, target in bound if type(target) is type(node.value)]
-            source = Source(made[0][0], tree) if made and (tree := tree_of(made[0][0].file)) is not None else None
-            kept = f"{ast.unparse(made[0][2])}.retain_grad()" if made else ""
             yield finding(
                 "no_gradient",
                 f"`{name}.grad` is None: `{name}` was computed, and only leaves keep their gradient",
                 where,
                 fix=f"call `{name}.retain_grad()` after it is computed, before backward()",
-                edits=() if source is None else (source.after(made[0][1], kept),),
+                edits=edited(made[0][0], f"{ast.unparse(made[0][2])}.retain_grad()", "after", made[0][1]) if made else (),
                 tensor=name,
                 saved_at=made[0][0] if made else None,
                 explanation="the gradient of what is computed on the way is let go as soon as it is passed on",

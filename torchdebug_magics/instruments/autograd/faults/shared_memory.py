@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, edited, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -98,14 +98,16 @@ class Repeated(NamedTuple):
     entries_count: int
 
 
-def repeated_entries(file: str, written: Container[int], number_of: Callable[[torch.Tensor], int]) -> Iterator[Repeated]:
+def repeated_entries(
+    known: Iterable[tuple[Location, ast.stmt]], written: Container[int], number_of: Callable[[torch.Tensor], int]
+) -> Iterator[Repeated]:
     """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote.
 
     Of an object that is no tensor, the text must change it where it is appended: in the same class, loop or function.
     """
     changed: set[tuple[str, object]] = set()
     appends: list[tuple[Location, ast.expr, ast.expr, object]] = []
-    for where, statement in statements(file):
+    for where, statement in known:
         block = _block_around(where)
         called_on = (
             node.func.value for node in nodes(ast.Call, statement) if method(node) in _CHANGES and isinstance(node.func, ast.Attribute)
@@ -189,9 +191,7 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
     for each in lists:
         copied = _COPIES.get(each.kind, _COPIED_STATE if each.kind == "state" else "{}.detach().clone()").format(ast.unparse(each.entry))
         codes.append(f"{each.holder}.append({copied})")
-        source = Source(each.where, tree) if (tree := tree_of(each.where.file)) is not None else None
-        if source is not None and source.statement is not None:
-            edits.append(source.replacing(source.statement, codes[-1]))
+        edits += edited(each.where, codes[-1])
     one = {"state": "memory", "tensor": "memory"}.get(first.kind, first.kind)
     return finding(
         "shared_memory",
@@ -217,11 +217,11 @@ def restored_finding(where: Location, loaded: Location | None) -> AutogradFindin
     )
 
 
-def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFinding | None:
+def alias_finding(trained: Iterable[torch.nn.Module], among: Iterable[tuple[Location, ast.stmt]]) -> AutogradFinding | None:
     """A model that a loop keeps where a condition holds, as the best so far, and that is no copy: it is trained on."""
     known = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, torch.nn.Module)}
     ids = set(map(id, trained))
-    for where, statement in statements(file):
+    for where, statement in among:
         match statement:
             case ast.Assign([ast.Name(kept)], ast.Name(model)) if kept != model and id(known.get(model)) in ids:
                 around = [*enclosing(tree_of(where.file), where.line)]
@@ -232,14 +232,14 @@ def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFind
                 is_read = any(node.id == kept and isinstance(node.ctx, ast.Load) for node in nodes(ast.Name, loop))
                 if known.get(kept) is not known[model] or not is_best or is_read:
                     continue
-                source, new = Source(where, tree_of(where.file) or ast.Module([], [])), f"{kept} = copy.deepcopy({model})"
+                new = f"{kept} = copy.deepcopy({model})"
                 imported = "" if "copy" in vars(sys.modules["__main__"]) else "import copy\n"
                 return finding(
                     "shared_memory",
                     f"`{kept}` is `{model}` itself, which is trained on",
                     where,
                     f"`{new}`",
-                    edits=(source.replacing(statement, f"{imported}{new}"),),
+                    edits=edited(where, f"{imported}{new}", statement=statement),
                     tensor=kept,
                     explanation="an assignment copies nothing: both names are one model, and each update changes it",
                 )

@@ -10,19 +10,17 @@ from itertools import takewhile
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at, with_options
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, loop_around, sequential_at, statement_at, with_options
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
+from torchdebug_magics.probing.source.edited_source import exchanging, same
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
-    as_atom,
     blocks,
     called,
     dotted,
     exchanged,
     expression,
     method,
-    nodes,
     targets_of,
     tree_of,
 )
@@ -30,7 +28,6 @@ from torchdebug_magics.report import Edit, Location
 
 _SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
-_SAMPLES = frozenset({"normal", "bernoulli", "poisson"})
 _CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
 
 
@@ -150,9 +147,8 @@ def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set
 def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | None:
     """Where both are assigned to one variable, in one block: what stands under a condition may be meant."""
     tree = None if root.where is None else tree_of(root.where.file)
-    source = None if root.where is None or tree is None else Source(root.where, tree)
-    first, second = statement_at(dropped.where), source.statement if source is not None else None
-    if tree is None or source is None or second is None or root.index < dropped.index:
+    first, second = statement_at(dropped.where), statement_at(root.where)
+    if tree is None or second is None or root.index < dropped.index:
         return None
     names = [next((ast.unparse(target) for target in targets_of(statement)), "") for statement in (first, second)]
     block = next((block for node in ast.walk(tree) for block in blocks(node) if second in block), [])
@@ -164,7 +160,7 @@ def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | Non
         f"`{names[0]}` is overwritten: of the losses in it, backward() reaches only a part",
         root.where,
         fix="remove this line",
-        edits=(source.replacing(second, ""),),
+        edits=edited(root.where, "", statement=second),
         tensor=names[0],
         saved_at=dropped.where,
         explanation="some of the losses that were added up train nothing",
@@ -205,29 +201,14 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             return
 
 
-def unused_weights(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """``self.embedding.from_pretrained(weights)``, which makes a new module."""
-    files = dict.fromkeys(op.line.file for op in facts.tape.ops if op.line is not None)
-    for where, statement in (pair for file in files for pair in statements(file)):
-        match statement:
-            case ast.Expr(ast.Call(ast.Attribute(ast.Attribute() as whole, "from_pretrained")) as call) if dotted(whole).startswith(
-                "self."
-            ):
-                yield _dropped(where, call, whole, "returns a new module, which is not kept", None)
-                return
-
-
 def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str, op: RecordedOp | None) -> AutogradFinding:
     kept = ast.unparse(ast.Assign([whole], call, lineno=0))
-    tree = None if where is None else tree_of(where.file)
-    source = None if where is None or tree is None else Source(where, tree)
-    statement = None if source is None else source.statement
     return finding(
         "dropped_result",
         f"`{ast.unparse(call)}` {what}: `{ast.unparse(whole)}` stays as it is",
         where,
         f"`{kept}`",
-        edits=() if source is None or statement is None or not source.is_alone(statement) else (source.replacing(statement, kept),),
+        edits=edited(where, kept),
         op=op,
         explanation="only methods whose names end in an underscore change a tensor in place",
     )
@@ -236,39 +217,6 @@ def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str,
 def _is_made_by(op: RecordedOp, name: str) -> bool:
     """Whether a call of that function, or method, is the op."""
     return op.name.strip("_") == name or (op.name == "_to_copy" and name in _CONVERSIONS)
-
-
-def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A sample that is drawn by what a model has computed, where nothing else trains that: its derivative is 0."""
-    moved = frozenset[int]().union(*(step.nonzero for step in facts.course.steps))
-    for op in facts.tape.ops:
-        if op.name not in _SAMPLES or not op.is_forward or not op.grad_enabled or not facts.course.backwards:
-            continue
-        if not (leaves := _leaves(op)) or leaves & moved or not leaves & facts.updated:
-            continue  # they are trained by another way: by the logarithm of a probability, or as if nothing had been drawn
-        drawn, edits = _with_noise(op)
-        yield finding(
-            "no_gradient",
-            f"`{op.name}` draws a sample, which has no gradient: what has computed its parameters is not trained",
-            op.where,
-            f"`{drawn}`" if drawn else "draw noise that depends on nothing, and compute the sample from it, as `rsample()` does",
-            edits=edits,
-            op=op,
-            explanation="the derivative of a random number by its mean is taken for 0; that of a mean and scaled noise is not",
-        )
-        return
-
-
-def _with_noise(op: RecordedOp) -> tuple[str, tuple[Edit, ...]]:
-    """A normal sample as a mean and scaled noise, and the edit of the call; empty for other samples."""
-    written = [call for call in nodes(ast.Call, statement_at(op.where)) if called(call) == op.name == "normal"]
-    options = {option.arg: option.value for call in written for option in call.keywords}
-    given = [*written[0].args, *(options[name] for name in ("mean", "std") if name in options)] if len(written) == 1 else []
-    if len(given) < 2 or len(op.reads) < 2:  # noqa: PLR2004 - mean and deviation, both tensors
-        return "", ()
-    mean, deviation = given[:2]
-    drawn = f"{ast.unparse(mean)} + {as_atom(deviation)} * torch.randn_like({ast.unparse(deviation)})"
-    return drawn, exchanging(op.where, written[0], expression(drawn))
 
 
 def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:

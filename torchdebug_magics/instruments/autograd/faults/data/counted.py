@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -34,8 +34,8 @@ from torchdebug_magics.probing.source.syntax import (
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
-Unit: TypeAlias = Literal["samples", "batches", ""]
-"""What a sum counts; empty where that is unknown."""
+Unit: TypeAlias = Literal["samples", "batches", "all samples", ""]
+"""What a sum, or a divisor, counts; empty where that is unknown. All: those of a data set of which a sampler gives a part."""
 _SAME = frozenset({"item", "detach", "cpu", "numpy", "float", "double", "int", "data"})
 """What changes no number."""
 _DEEPEST, _HUNDRED = 4, 100
@@ -120,7 +120,8 @@ class _Pass(NamedTuple):
                 if text == self.loader:
                     return "batches"
                 is_data = loader is not None and any(value is loader.dataset for name, value in user_names(sys._getframe()) if name == text)
-                return "samples" if is_data or text in {f"{self.loader}.dataset", f"{self.loader}.sampler"} else ""
+                if is_data or text in {f"{self.loader}.dataset", f"{self.loader}.sampler"}:
+                    return "all samples" if _gives_a_part(loader) and not text.endswith(".sampler") else "samples"
         return ""
 
 
@@ -173,8 +174,14 @@ def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[Auto
             yield from _of_another_unit(seen, loaders)
             yield from _set_in_each_batch(seen)
     yield from _of_other_size(facts)
-    last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
-    yield from filter(None, (_of_a_part(last) if last is not None else None,))
+
+
+def _gives_a_part(loader: Any) -> bool:
+    """Whether the sampler of a loader gives fewer samples in an epoch than the data set has; of several ranks, another has the rest."""
+    try:
+        return not isinstance(loader.sampler, DistributedSampler) and len(loader.sampler) < len(loader.dataset)
+    except (AttributeError, TypeError):  # it is not known, or a stream
+        return False
 
 
 def _looped(over: ast.expr) -> str:
@@ -185,8 +192,7 @@ def _looped(over: ast.expr) -> str:
 
 
 def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Iterator[AutogradFinding]:
-    added, counts = seen.added(), seen.counts()
-    bound: set[str] = set()
+    added, counts, bound = seen.added(), seen.counts(), set[str]()
     for statement in nodes_in_order(seen.scope):
         if statement.lineno < seen.loop.lineno or hasattr(statement, "body"):
             if isinstance(statement, ast.For) and statement.lineno > (seen.loop.end_lineno or 0):
@@ -199,7 +205,8 @@ def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Ite
             if not unit or not by or unit == by:
                 continue
             where = location(seen.file, statement.lineno, "")
-            meant = f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.dataset)"
+            whole = "sampler" if _gives_a_part(loaders.get(seen.loader)) else "dataset"
+            meant = f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.{whole})"
             yield finding(
                 "miscounted",
                 f"`{names.pop()}` {_WORDS[unit]}, and `{ast.unparse(division.right)}` counts {by}",
@@ -325,54 +332,3 @@ def _is_read_first(name: str, later: list[ast.stmt]) -> bool:
         if uses:
             return any(isinstance(node.ctx, ast.Load) for node in uses)
     return False
-
-
-def _of_a_part(file: str) -> AutogradFinding | None:
-    """Sums over loaders divided by the size of a data set of which a sampler gives a part."""
-    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
-    wrong: list[tuple[Location, str, ast.expr]] = []
-    for where, statement in statements(file):
-        match statement:
-            case ast.AugAssign(
-                ast.Name(total), ast.Div(), ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) as divisor
-            ):
-                pass
-            case ast.Assign(value=ast.BinOp(ast.Name(total), ast.Div(), divisor)):
-                name = ast.unparse(divisor).removeprefix("len(").removesuffix(".dataset)")
-            case _:
-                continue
-        if ast.unparse(divisor) != f"len({name}.dataset)" or name not in loaders or not _is_summed(total, where):
-            continue
-        whole, part = _sizes(loaders[name])
-        wrong += [(where, name, divisor)] if part is not None and part < whole else []
-    if not wrong:
-        return None
-    wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
-    where, name, divisor = wrong[0]
-    whole, part = _sizes(loaders[name])
-    samples = {loader: expression(f"len({loader}.sampler)") for _, loader, _ in wrong}
-    return finding(
-        "miscounted",
-        f"`{ast.unparse(divisor)}` counts {whole:,} samples, and the sampler of `{name}` gives {part:,} of them",
-        where,
-        f"divide by {listed([f'`{ast.unparse(code)}`' for code in samples.values()])}",
-        edits=tuple(edit for place, loader, old in wrong for edit in exchanging(place, old, samples[loader])),
-        tensor=name,
-        explanation="a loss or an accuracy that is divided by the whole data set is too small",
-    )
-
-
-def _is_summed(total: str, where: Location) -> bool:
-    """Whether a variable of the cell or script itself, of no function, is added to."""
-    tree = tree_of(where.file)
-    added = [node for node in nodes(ast.AugAssign, tree) if isinstance(node.op, ast.Add) and ast.unparse(node.target) == total]
-    return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
-
-
-def _sizes(loader: Any) -> tuple[int, int | None]:
-    """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
-    try:
-        is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
-        return len(loader.dataset), None if is_shared else len(loader.sampler)
-    except TypeError:  # a stream
-        return 0, None
