@@ -229,17 +229,6 @@ for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):  #
         edits=(("total / len(batches)", "total / len(batches.dataset)"),),
     ),
     Case(
-        name="a count that begins anew with each batch",
-        kind="miscounted",
-        text=_COUNTS.format(
-            "pass",
-            "correct, count = 0, 0  #> location",
-            "correct += (out.argmax(1) == y).sum().item()\n        count += len(y)",
-            "print(correct / count)",
-        ),
-        edits=(("    pass\n", "    correct, count = 0, 0\n"), ("        correct, count = 0, 0  #> location", "        pass")),
-    ),
-    Case(
         name="the largest score over the samples",
         kind="compared_scores",
         text=_COUNTS.format("pass", "pass", "_, best = out.max(0)  #> location\n        print(best)", "pass"),

@@ -1048,33 +1048,6 @@ for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
         edits=(("argmax()", "argmax(dim=-1)"),),
     ),
     Case(
-        name="a part is in neither of two optimizers, and has its first weights",
-        kind="not_in_optimizer",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.policy, self.value = nn.Linear(16, 8), nn.Linear(8, 3), nn.Linear(8, 1)
-
-    def forward(self, x):
-        h = torch.tanh(self.body(x))
-        return self.policy(h), self.value(h)
-
-net = Net()
-opt = torch.optim.SGD(net.policy.parameters(), lr=0.1)  #> location
-other = torch.optim.SGD(net.value.parameters(), lr=0.1)  #> location
-for x, y, r in [(torch.randn(6, 16), torch.randint(3, (6,)), torch.randn(6, 1)) for _ in range(3)]:
-    policy, value = net(x)
-    loss = F.cross_entropy(policy, y) + F.mse_loss(value, r)
-    opt.zero_grad()
-    other.zero_grad()
-    loss.backward()
-    opt.step()
-    other.step()
-""",
-        edits=(("SGD(net.policy.parameters()", "SGD([*net.policy.parameters(), *net.body.parameters()]"),),
-    ),
-    Case(
         name="the model is updated on what it is tested on",
         kind="train_in_eval_mode",
         text="""\

@@ -17,12 +17,8 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions
-from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
-    compared_scores,
-    misfit_losses,
-    unaligned_targets,
-)
+from torchdebug_magics.instruments.autograd.faults.meant_axes import misread_classes, moved_axes, one_row_for_all, other_axis
+from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses, unaligned_targets
 from torchdebug_magics.instruments.autograd.faults.modes import (
     dropped_in_evaluation,
     evaluated_in_training_mode,
@@ -318,8 +314,7 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     driven_values, nothing_reached, wrong_order,
     remade_leaves, losses_made_once, unkept_gradients,
     wrong_tensors, frozen_in_vain, moved_though_frozen, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, compared_scores,
-    one_column, other_classes,
+    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, misread_classes,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, overwritten_inputs,

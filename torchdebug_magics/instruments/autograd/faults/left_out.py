@@ -37,7 +37,6 @@ from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_later
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, tree_of
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.report import Edit, Location
 
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
@@ -47,7 +46,6 @@ _FIXES = frozenset({"load_state_dict", "from_pretrained", "lerp_", "copy_"})
 _NAMES_A_PART = re.compile(r"\w+\.\w+(\.\w+)*\.parameters\(\)")
 _FEWEST_STEPS = 3
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
-_FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
     "relu": "use `nn.LeakyReLU(0.01)` in its place, or initialize what comes before: all that it is given is below 0",
@@ -107,7 +105,8 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
         edits = () if copy else with_group(facts, name, where, missing)
         fix = f"{fix}, as by `{edits[0].new.splitlines()[-1]}`" if edits else fix
-        is_hint = where is not None and _NAMES_A_PART.search(where.source) is not None  # which may be meant alone
+        is_of_trained = any({*map(id, root.parameters())}.issuperset(map(id, missing)) for root in trained)
+        is_hint = is_of_trained and where is not None and _NAMES_A_PART.search(where.source) is not None  # which may be meant alone
         yield _not_updated(names, where, "", fix=fix, edits=edits, is_hint=is_hint)
 
 
@@ -162,11 +161,9 @@ def _missing_by_mistake(
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
-    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train; less so if several
-    optimizers share the model, and their weights are those that they were made with.
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train.
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
-    by_optimizer = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
     names_a_part = line is not None and _NAMES_A_PART.search(line.source) is not None
     for root in facts.roots:
         members = dict(root.named_parameters())
@@ -174,24 +171,9 @@ def _missing_by_mistake(
         is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
-        shares = sum(not members_held.isdisjoint(map(id, members.values())) for members_held in by_optimizer)
-        drawn = set() if is_wanted or shares < 2 else _as_drawn(root)  # noqa: PLR2004 - who trains a part alone may mean just that
         for name, member in members.items():
-            if id(member) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(member) in drawn):
+            if id(member) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed):
                 yield member
-
-
-def _as_drawn(root: torch.nn.Module) -> set[int]:
-    """The ids of parameters of layers whose weights are the random numbers that PyTorch made them with: nothing has trained them."""
-    kinds = torch.nn.Linear, torch.nn.modules.conv._ConvNd
-    layers = [part for part in root.modules() if isinstance(part, kinds) and not part.weight.is_meta]
-    drawn = set[int]()
-    for layer in layers:
-        values = local_of(layer.weight.detach()).abs()
-        bound = layer.weight[0].numel() ** -0.5  # of a uniform distribution
-        if values.numel() >= _FEWEST_DRAWN and float(values.max()) <= bound * 1.001 and abs(float(values.mean()) / bound - 0.5) < _OFF:
-            drawn.update(map(id, layer.parameters()))
-    return drawn
 
 
 def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -107,7 +107,7 @@ def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss of two terms of which one is the mean over all elements, and the other one a sum over a batch, or over each sample."""
     for seen in facts.course.backwards:
         root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
-        terms = list(_weighted_terms(root)) if root is not None else []
+        terms = list(terms_of(root, in_graph=True)) if root is not None else []
         means = [op for op, _ in terms if (op.name == "mean" and len(op.reads[0].shape) > 1) or is_mean_loss(op)]
         sums = [(op, op) for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_divergence(op)]
         sums += [(op, each) for op, factor in terms if op.name == "mean" and abs(factor) >= _LEAST_WEIGHT and (each := _of_each(op))]
@@ -166,13 +166,13 @@ def _as_sum(call: ast.Call) -> ast.Call:
     return ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
 
 
-def _weighted_terms(root: RecordedOp) -> Iterator[tuple[RecordedOp, float]]:
-    """The ops that reduce to the numbers that are added up to a loss, each with its factor; NaN where that is not known."""
+def terms_of(root: RecordedOp, *, in_graph: bool = False) -> Iterator[tuple[RecordedOp, float]]:
+    """The numbers that are added up to a loss, each with its factor, NaN where that is not known; `in_graph`: those with a gradient."""
     todo = [(root, 1.0)]
     while todo:
         op, factor = todo.pop()
-        parts = [maker for use, maker in op.sources if use.requires_grad]
-        is_number = bool(op.makes) and not op.makes[0].shape
+        parts = [maker for use, maker in op.sources if use.requires_grad or not in_graph]
+        is_number = bool(op.makes) and not op.makes[0].shape and bool(parts)
         if is_number and op.name in {"add", "sub", "neg", "rsub"}:
             todo += [(part, factor) for part in parts]
         elif is_number and op.name in {"mul", "div"} and len(parts) == 1 and not op.reads[0].shape:

@@ -292,33 +292,3 @@ def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
         for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
             named = [(where, call) for where, call in made if called(call) == name]
             yield from named if len(named) == 1 else ()
-
-
-def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The largest scores, where the classes that have them are meant, compared with classes."""
-    for op in (op for op in facts.tape.ops if op.note == "compares scores"):
-        maker = _before_views(next(iter(op.parents), None), "detach")
-        if maker is not None and maker.name in {"max", "topk", "sort"}:
-            yield finding(
-                "compared_scores",
-                "scores are compared with classes: none is equal",
-                maker.where,
-                "compare the classes of the largest scores, `argmax(1)`",
-                edits=_of_indices(maker.where),
-                op=op.name,
-                saved_at=op.where if maker.where is not op.where else None,
-                explanation="`max(1)` returns the largest values first, and then their places, which are the classes",
-            )
-            return
-
-
-def _of_indices(where: Location | None) -> tuple[Edit, ...]:
-    """The second of the two results in the place of the first."""
-    statement = statement_at(where)
-    for part in nodes(ast.Subscript, statement):
-        if called(part.value) in {"max", "topk", "sort"} and isinstance(part.slice, ast.Constant) and part.slice.value == 0:
-            return exchanging(where, part, ast.Subscript(part.value, ast.Constant(1), ast.Load()))
-    match statement:
-        case ast.Assign([ast.Tuple([values, places]) as target]):
-            return exchanging(where, target, ast.Tuple([places, values], ast.Store()))
-    return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice, takewhile
+from itertools import islice
 
 import torch
 
@@ -27,7 +27,6 @@ from torchdebug_magics.probing.source.syntax import (
     loops_around,
     method,
     nodes,
-    read_names,
     tree_of,
 )
 from torchdebug_magics.report import Edit, Location
@@ -57,30 +56,14 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
             where = call_line(seen.op)
             value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
             name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
-            switched = _switched_before(where, name)
             yield finding(
                 "eval_in_train_mode",
                 f"`{name}` is evaluated in training mode",
                 where,
-                fix=f"`{name}.eval()` in place of `{name}.train()`"
-                if switched
-                else f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
-                edits=switched,
+                f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
                 explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
                 is_hint=True,
             )
-
-
-def _switched_before(where: Location | None, name: str) -> tuple[Edit, ...]:
-    """Evaluation mode in place of the training mode that the statement before the line asks for, with nothing of the model's between."""
-    tree = None if where is None else tree_of(where.file)
-    if where is None or tree is None:
-        return ()
-    source = Source(where, tree)
-    before = [*takewhile(lambda statement: statement is not source.statement, source.block_of(source.statement))]
-    using = [statement for statement in before if hasattr(statement, "body") or name.partition(".")[0] in read_names(statement)]
-    is_switch = bool(using) and ast.unparse(using[-1]) == f"{name}.train()"
-    return (source.replacing(using[-1], f"{name}.eval()"),) if is_switch else ()
 
 
 def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.autograd.faults.loss_terms import terms_of
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import edited, finding, loop_around, sequential_at, statement_at, with_options
@@ -26,7 +27,6 @@ from torchdebug_magics.probing.source.syntax import (
 )
 from torchdebug_magics.report import Edit, Location
 
-_SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
 _CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
 
@@ -65,7 +65,7 @@ def _is_used(leaves: set[int], after: Sequence[Event]) -> bool:
 
 def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -> tuple[RecordedOp, RecordedOp] | None:
     """(the term, the `detach`) of a loss with terms that reach what is updated, and one that does not."""
-    terms = list(_terms(root))
+    terms = [term for term, _ in terms_of(root)]
     reached = {id(term): _leaves(term) for term in terms}
     if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
         return None
@@ -75,19 +75,6 @@ def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -
             if is_cut and any(updated & _leaves(maker) for maker in op.parents):
                 return term, op
     return None
-
-
-def _terms(root: RecordedOp) -> Iterator[RecordedOp]:
-    """The numbers that are added up to a loss, each with its factor."""
-    todo = [root]
-    while todo:
-        op = todo.pop()
-        parts = [maker for _, maker in op.sources]
-        is_sum = op.name in _SUMS and op.makes and not op.makes[0].shape
-        if is_sum and parts and (len(parts) == 1 or op.name not in {"mul", "div"}):
-            todo += parts
-        else:
-            yield op
 
 
 def _leaves(op: RecordedOp) -> set[int]:
@@ -139,7 +126,7 @@ def dropped_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set[int]) -> bool:
     if op.name != "add" or not op.is_forward or op.index in reached or not op.makes or op.makes[0].shape:
         return False
-    terms = list(_terms(op))
+    terms = [term for term, _ in terms_of(op)]
     missed = [term for term in terms if term.index not in reached and updated & _leaves(term)]
     return bool(missed) and any(term.index in reached for term in terms)
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.loss_terms import is_mean_loss
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -172,7 +171,6 @@ def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[Auto
             assert scope is not None
             seen = _Pass(line.file, loop, _looped(loop.iter), scope, frozenset(losses.get(line.file, ())))
             yield from _of_another_unit(seen, loaders)
-            yield from _set_in_each_batch(seen)
     yield from _of_other_size(facts)
 
 
@@ -297,38 +295,3 @@ def _bare(value: ast.expr) -> ast.expr:
     while (inner := _converted(value)) is not None:
         value = inner
     return value
-
-
-def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:
-    """A sum that begins anew with each batch, and is read behind the loop."""
-    after = [node for node in nodes_in_order(seen.scope) if node.lineno > (seen.loop.end_lineno or 0)]
-    sums = [node for node in nodes(ast.AugAssign, seen.loop) if isinstance(node.op, ast.Add)]
-    for statement in seen.loop.body:
-        names = bound_names(statement) if isinstance(statement, ast.Assign) and not names_in(statement.value) else set()
-        added = {ast.unparse(node.target) for node in sums} & names
-        others = [node for node in seen.loop.body if node is not statement]
-        is_read_inside = any(added & {part.id for part in nodes(ast.Name, node) if isinstance(part.ctx, ast.Load)} for node in others)
-        tree = tree_of(seen.file)
-        if not added or is_read_inside or not any(_is_read_first(name, after) for name in added) or tree is None:
-            continue
-        source = Source(location(seen.file, statement.lineno, ""), tree)
-        yield finding(
-            "miscounted",
-            f"{listed([f'`{name}`' for name in sorted(added)])} {'begins' if len(added) == 1 else 'begin'} anew with each batch: "
-            "what is read after the loop is the last one",
-            source.where,
-            fix=f"move `{source.text(statement)}` above the loop",
-            edits=(source.before(seen.loop, source.text(statement)), source.replacing(statement, "")) if source.is_alone(statement) else (),
-            tensor=seen.loader,
-            explanation="a sum over batches is set to 0 once, before them",
-        )
-        return
-
-
-def _is_read_first(name: str, later: list[ast.stmt]) -> bool:
-    """Whether statements read a variable as it was left, before they bind it anew."""
-    for statement in later:
-        uses = [] if hasattr(statement, "body") else [node for node in nodes(ast.Name, statement) if node.id == name]
-        if uses:
-            return any(isinstance(node.ctx, ast.Load) for node in uses)
-    return False
