@@ -235,6 +235,14 @@ def held_as(value: object) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
+def calls_of(op: RecordedOp, names: Container[str]) -> list[tuple[Location, ast.Call]]:
+    """The calls of such functions in the line of an op; else those that make modules of such classes, in its file or in a cell."""
+    if op.where is None:
+        return []
+    here = [(op.where, call) for call in nodes(ast.Call, statement_at(op.where)) if called(call) in names]
+    return here or [(at, call) for at, call in calls(op.where.file) if called(call) in names]
+
+
 def sequential_at(file: str, place: int, kind: str) -> Iterator[tuple[Location, ast.Call]]:
     """Each ``nn.Sequential`` that is made with a layer of that class at that place."""
     for where, call in calls(file):

@@ -229,12 +229,6 @@ for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):  #
         edits=(("total / len(batches)", "total / len(batches.dataset)"),),
     ),
     Case(
-        name="the largest score over the samples",
-        kind="compared_scores",
-        text=_COUNTS.format("pass", "pass", "_, best = out.max(0)  #> location\n        print(best)", "pass"),
-        edits=(("out.max(0)", "out.max(dim=1)"),),
-    ),
-    Case(
         name="weights that the constructor computes, and that are no parameters",
         kind="second_backward",
         text="""\

@@ -1349,28 +1349,6 @@ lost /= len(valid_loader.dataset)
         edits=(("len(train_loader.dataset)", "len(train_loader.sampler)"), ("len(valid_loader.dataset)", "len(valid_loader.sampler)")),
     ),
     Case(
-        name="a list of one module, multiplied",
-        kind="shared_memory",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList([nn.Linear(4, 4)] * 3)  #> location
-        self.head = nn.Linear(4, 3)
-    def forward(self, x):
-        for part in self.parts:
-            x = torch.relu(part(x))
-        return self.head(x)
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    opt.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    opt.step()
-""",
-        edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
-    ),
-    Case(
         name="a sum of losses that the next line overwrites",
         kind="wasted_term",
         text="""\
@@ -1444,38 +1422,6 @@ for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in rang
     hits = (out.argmax(dim=1) == y[:, 0]).sum()  #> location
 """,
         edits=(("out.argmax(dim=1)", "(out > 0.5).long().squeeze(-1)"),),
-    ),
-    Case(
-        name="the largest scores compared with the classes",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.cross_entropy(out, y).backward()
-    opt.step()
-    best = torch.max(out.data, 1)[0]  #> location
-    hits = (best == y).sum()  #> saved
-""",
-        edits=(("[0]", "[1]"),),
-    ),
-    Case(
-        name="the largest scores and their places, unpacked the wrong way round",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.cross_entropy(out, y).backward()
-    opt.step()
-    predicted, _ = out.max(1)  #> location
-    hits = (predicted == y).sum()  #> saved
-""",
-        edits=(("predicted, _ = ", "_, predicted = "),),
     ),
     Case(
         name="the target of cross_entropy before the output",

@@ -18,16 +18,13 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
-    bound_names,
     called,
     copied,
     covers,
     expression,
-    loops_around,
     names_in,
     nodes,
     parsed,
@@ -35,7 +32,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import location
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.report import Location
 
 _MAKERS = frozenset({"tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor"})
 _READERS = frozenset({"item", "tolist", "detach", "cpu", "numpy"})
@@ -191,22 +188,6 @@ class Unused(NamedTuple):
         """The line of that."""
         node = self.returned
         return None if node is None else location(self.line.file, node.lineno, self.line.function)
-
-    @property
-    def collected(self) -> tuple[Edit, ...]:
-        """The loop that gives its own variable the results one by one, and keeps none, as a list of them."""
-        tree = tree_of(self.line.file)
-        loop = next((node for node in reversed(loops_around(tree, self.line.line)) if isinstance(node, ast.For)), None)
-        held = loop.iter.args[0] if loop is not None and isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
-        held = held or (loop.iter if loop is not None else None)
-        if tree is None or loop is None or not isinstance(held, ast.Name) or self.name not in bound_names(loop.target):
-            return ()
-        match loop.body:
-            case [ast.Assign([ast.Name(name)], value)] if name == self.name:
-                source = Source(location(self.line.file, loop.lineno, self.line.function), tree)
-                value_text, target, over = map(source.text, (value, loop.target, loop.iter))
-                return (source.replacing(loop, f"{held.id} = [{value_text} for {target} in {over}]", source.text(loop, whole=True)),)
-        return ()
 
     @property
     def words(self) -> str:

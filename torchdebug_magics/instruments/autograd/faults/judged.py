@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.faults.left_out import (
     wrong_tensors,
 )
 from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions
-from torchdebug_magics.instruments.autograd.faults.meant_axes import misread_classes, moved_axes, one_row_for_all, other_axis
+from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis
 from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses, unaligned_targets
 from torchdebug_magics.instruments.autograd.faults.modes import (
     dropped_in_evaluation,
@@ -32,10 +32,8 @@ from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import ove
 from torchdebug_magics.instruments.autograd.faults.remade_leaves import losses_made_once, remade_leaves, unkept_gradients
 from torchdebug_magics.instruments.autograd.faults.shared_memory import (
     alias_finding,
-    comparison_finding,
     repeated_entries,
     repeated_finding,
-    repeated_module,
 )
 from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
     constant_gradients,
@@ -111,17 +109,12 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     yield from filter(None, (empty, loaders.unread_batches(), loaders.repeated, *lasting))
     yield from loaders.samples.faults(has_classes=has_classes)
     yield from list(miscounted(facts, loaders.sizes))[:1]
-    yield from filter(None, (repeated_module(facts.roots),))
     yield from watched.recorder.functions.wrong
     yield from watched.derivatives.faults
 
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What should be a copy of the parameters, and is updated with them."""
-    updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
-    comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
-    if comparisons:
-        yield comparison_finding(comparisons[0], facts.files)
     written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
     if lists := list(repeated_entries(facts.statements(), written, facts.tape.numbers.of)):
         yield repeated_finding(lists)
@@ -314,7 +307,7 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     driven_values, nothing_reached, wrong_order,
     remade_leaves, losses_made_once, unkept_gradients,
     wrong_tensors, frozen_in_vain, moved_though_frozen, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, misread_classes,
+    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, one_column,
     trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
     evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
     dropped_results, overwritten_inputs,

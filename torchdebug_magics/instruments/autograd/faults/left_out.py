@@ -312,7 +312,6 @@ def _no_gradient(names: tuple[str, ...], count: int, dropped: Dropped | Unused |
             f"{subject} no gradient: {dropped.words}",
             dropped.line.location,
             f"use `{dropped.name}` in what `{dropped.line.function}` returns",
-            edits=dropped.collected,
             op=dropped.op,
             saved_at=dropped.returned_at,
             tensor=name,

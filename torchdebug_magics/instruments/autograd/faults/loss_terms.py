@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.source_readings import calls_of, finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, expression, last_name, nodes, targets_of
@@ -246,14 +246,11 @@ def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str,
     return fix, _with_option([(where, call) for call in written], "dim", value) if fits else ()
 
 
-def _calls_of(loss: RecordedOp) -> list[tuple[Location | None, ast.Call]]:
+def _calls_of(loss: RecordedOp) -> Sequence[tuple[Location | None, ast.Call]]:
     """Where a loss is called, or its module made, which takes ``reduction``."""
-    where, names = loss.where, _LOSSES[loss.name]
-    here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
-    file = "" if where is None else where.file
-    made = here or [(at, call) for at, call in calls(file) if called(call) in names]
-    called_as = set(map(last_name, targets_of(statement_at(made[0][0])))) if len(made) == 1 and made[0][0] != where else set()
-    uses = [call for _, call in calls(file) if called_as and last_name(call.func) in called_as]
+    made = calls_of(loss, _LOSSES[loss.name])
+    called_as = set(map(last_name, targets_of(statement_at(made[0][0])))) if len(made) == 1 and made[0][0] != loss.where else set()
+    uses = [call for _, call in calls(made[0][0].file) if last_name(call.func) in called_as] if called_as else []
     return made if len(uses) <= 1 else []  # a module that others call as well is to stay as it is
 
 
@@ -267,7 +264,7 @@ def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ..
     return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
 
 
-def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
+def _with_option(made: Sequence[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
     """The edit of the only call."""
     return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
@@ -62,7 +60,6 @@ _ELEMENTWISE = frozenset(
 )
 """What leaves each element of scores, and of the weights made of them, at its place among the last two dimensions."""
 _PRODUCTS = frozenset({"mm", "bmm"})
-_NORMED = frozenset({"_log_softmax", "_softmax"})
 
 
 def other_axis(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -137,69 +134,34 @@ def with_dim(call: ast.Call, dim: int) -> ast.Call:
     return with_option(plain, "dim", dim)
 
 
-def misread_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Predictions that are no classes: the largest scores themselves, or their places over another dimension than that of the classes."""
-    classes: dict[tuple[int, tuple[int, ...]], set[int]] = defaultdict(set)
-    for op in (op for op in facts.tape.ops if op.name in _NORMED and op.number is not None):
-        for use in (*op.reads[:1], *op.makes[:1]):  # of another shape, it is another view of the same numbers
-            classes[use.memory, use.shape].add(int(op.number or 0) % len(use.shape))
+def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The place of the largest score of one: 0 for each sample, whatever the model says."""
+    has_logits = any(op.name == "binary_cross_entropy_with_logits" for op in facts.tape.ops)
     for op in facts.tape.ops:
-        if op.note == "compares scores":
-            maker = _before(op)
-            if maker is not None and maker.name in {"max", "topk", "sort"}:
-                yield _misread(
-                    maker,
-                    "scores are compared with classes: none is equal",
-                    "compare the classes of the largest scores, `argmax(1)`",
-                    _of_indices(maker.where),
-                    "`max(1)` returns the largest values first, and then their places, which are the classes",
-                    saved_at=op.where if op.where is not maker.where else None,
-                )
-                return
-        statement = statement_at(op.where) if op.name in {"argmax", "max"} and op.reads and op.makes else None
-        calls_here = [call for call in nodes(ast.Call, statement) if called(call) == op.name]
-        if len(calls_here) != 1 or (op.name == "max" and (len(op.makes) == 1 or not _takes_places(statement, calls_here[0]))):
+        if op.name not in {"argmax", "max"} or not op.reads or not op.makes:
             continue
-        scores, call = op.reads[0], calls_here[0]
-        meant = classes.get((scores.memory, scores.shape), set())
-        taken = None if op.number is None else int(op.number) % len(scores.shape)
-        is_column = len(scores.shape) > 1 and scores.shape[-1] == 1 and math.prod(scores.shape) == math.prod(op.makes[0].shape) > 1
-        if len(meant) == 1 and taken is not None and not meant & {taken, 0} and len(set(scores.shape)) == len(scores.shape):
-            dim = min(meant)
-            yield _misread(
-                op,
-                f"`{op.name}` over dimension {taken} of {shape(scores.shape)}: the loss has its classes along dimension {dim}",
-                f"ask for the largest along `dim={dim}`",
-                exchanging(op.where, call, with_dim(call, dim)),
-                "along the samples, it is the best sample for each class",
-            )
-            return
-        if is_column and _is_compared(facts, op) and not any(_is_wider(other, op) for other in facts.tape.ops):
-            maker = _before(op)
-            has_logits = any(other.name == "binary_cross_entropy_with_logits" for other in facts.tape.ops)
-            threshold = 0.5 if maker is not None and maker.name == "sigmoid" else 0 if has_logits else None
-            meant_by = "a threshold" if threshold is None else f"{threshold}, in place of `{ast.unparse(call)}`"
-            keeps = op.makes[0].shape == scores.shape
-            yield _misread(
-                op,
-                f"`{op.name}` of one score in a sample gives place 0: the same class for all",
-                f"compare the score with {meant_by}",
-                () if threshold is None else _thresholded(op, statement, call, threshold, keeps=keeps),
-                f"the scores are {shape(scores.shape)}: one for each sample, which is above the threshold or not",
-            )
-            return
-
-
-def _misread(op: RecordedOp, headline: str, fix: str, edits: tuple[Edit, ...], explanation: str, **more: Any) -> AutogradFinding:
-    return finding("compared_scores", headline, op.where, fix, edits=edits, op=op.name, explanation=explanation, **more)
-
-
-def _before(op: RecordedOp) -> RecordedOp | None:
-    """What made the first tensor that an op reads, seen through copies and views."""
-    maker = next(iter(op.parents), None)
-    while maker is not None and maker.name in {"detach", "alias", "view", "squeeze", "_to_copy"}:
-        maker = next(iter(maker.parents), None)
-    return maker
+        scores, place = op.reads[0].shape, op.makes[0].shape
+        statement = statement_at(op.where)
+        call = next((node for node in nodes(ast.Call, statement) if called(node) == op.name), None)
+        is_column = len(scores) > 1 and scores[-1] == 1 and math.prod(scores) == math.prod(place) > 1
+        is_column = is_column and _is_compared(facts, op) and not any(_is_wider(other, op) for other in facts.tape.ops)
+        if call is None or not is_column or (op.name == "max" and (len(op.makes) == 1 or not _takes_places(statement, call))):
+            continue
+        maker = next(iter(op.parents), None)
+        while maker is not None and maker.name in {"detach", "alias", "view", "_to_copy"}:
+            maker = next(iter(maker.parents), None)
+        threshold = 0.5 if maker is not None and maker.name == "sigmoid" else 0 if has_logits else None
+        with_what = "a threshold" if threshold is None else f"{threshold}, in place of `{ast.unparse(call)}`"
+        yield finding(
+            "compared_scores",
+            f"`{op.name}` of one score in a sample gives place 0: the same class for all",
+            op.where,
+            f"compare the score with {with_what}",
+            edits=() if threshold is None else _thresholded(op, statement, call, threshold, keeps=place == scores),
+            op=op.name,
+            explanation=f"the scores are {shape(scores)}: one for each sample, which is above the threshold or not",
+        )
+        return
 
 
 def _is_compared(facts: TrainingFacts, op: RecordedOp) -> bool:
@@ -239,18 +201,6 @@ def _thresholded(op: RecordedOp, statement: ast.stmt | None, call: ast.Call, thr
             return edited(op.where, f"{ast.unparse(name)} = {ast.unparse(new)}", statement=statement)
     owner = next((node for node in nodes((ast.Subscript, ast.Attribute), statement) if node.value is call), None)
     return exchanging(op.where, owner if owner is not None and op.name == "max" else call, new)
-
-
-def _of_indices(where: Location | None) -> tuple[Edit, ...]:
-    """The second of the two results in the place of the first."""
-    statement = statement_at(where)
-    for part in nodes(ast.Subscript, statement):
-        if called(part.value) in {"max", "topk", "sort"} and isinstance(part.slice, ast.Constant) and part.slice.value == 0:
-            return exchanging(where, part, ast.Subscript(part.value, ast.Constant(1), ast.Load()))
-    match statement:
-        case ast.Assign([ast.Tuple([values, places]) as target]):
-            return exchanging(where, target, ast.Tuple([places, values], ast.Store()))
-    return ()
 
 
 def one_row_for_all(facts: TrainingFacts) -> Iterator[AutogradFinding]:

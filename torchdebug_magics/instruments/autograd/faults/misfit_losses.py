@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import calls_of, finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
 from torchdebug_magics.probing.tensors import RANGES
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.report import Edit
 
 _OF_LOGITS = {
     "_log_softmax": ("cross_entropy", "_softmax"),
@@ -138,8 +138,8 @@ def _of_logarithms(op: RecordedOp, softmax: RecordedOp | None, loss: str) -> Aut
     if softmax is not None:
         edits, where = _changed(softmax, lambda call: _renamed(call, _WITH_LOGARITHM)), softmax.where
     else:
-        changes = (exchanging(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
-        edits = next(filter(None, changes), ())
+        made = calls_of(op, _OF_LOGITS_TOO)
+        edits = exchanging(made[0][0], made[0][1], _renamed(made[0][1], _OF_LOGITS_TOO)) if len(made) == 1 else ()
     to = "-1" if loss == "nll_loss" else "below 0"
     return finding(
         "loss_input",
@@ -283,12 +283,3 @@ def _renamed(call: ast.Call, names: dict[str, str]) -> ast.Call | None:
         return None
     function = ast.Attribute(call.func.value, new, ast.Load()) if isinstance(call.func, ast.Attribute) else ast.Name(new, ast.Load())
     return ast.Call(function, call.args, call.keywords)
-
-
-def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
-    """The calls that compute a loss, or make its module."""
-    if op.where is not None:
-        here = [(op.where, call) for call in nodes(ast.Call, statement_at(op.where))]
-        for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
-            named = [(where, call) for where, call in made if called(call) == name]
-            yield from named if len(named) == 1 else ()

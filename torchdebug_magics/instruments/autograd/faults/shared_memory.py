@@ -7,25 +7,19 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, edited, finding, statement_at
-from torchdebug_magics.instruments.autograd.tape import RecordedOp
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     LOOPS,
-    as_atom,
     bound_names,
     called,
-    copied,
     enclosing,
     exchanged,
     expression,
@@ -35,14 +29,11 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
-from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
-_CONSTANT = frozenset({"sub", "rsub", "eq", "ne", "equal", "isclose", "allclose", "mse_loss", "l1_loss", "dist"})
-"""What gives the same for any tensor and itself."""
 _FEWEST_ENTRIES = 3
 _CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "update", "add", "remove", "sort", "fill"})
 _COPIED_STATE = "{{name: value.clone() for name, value in {}.items()}}"
@@ -60,31 +51,6 @@ class Taken(NamedTuple):
     """Of all optimizers, before."""
     op_index: int
     """How many ops were recorded before."""
-
-
-class Comparison(NamedTuple):
-    """An op that gives the same for every value, as both of its tensors are one memory under two names."""
-
-    op: RecordedOp
-    names: tuple[str, ...]
-
-
-def names_compared(op: RecordedOp, given: tuple[Any, Any], frame: FrameType) -> tuple[str, ...]:
-    """The names under which an op that is about to run is given one memory twice.
-
-    Empty where it has one name, or where both are parameters: whether those are tied may be what is asked.
-    """
-    first = next(tensors_in(given))
-    values = {
-        ast.unparse(node): value_of(node, frame, local_values(frame)) for node in nodes((ast.Name, ast.Attribute), statement_at(op.where))
-    }
-    alike = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor) and memory_of(value) == memory_of(first) and value.shape == first.shape
-    }
-    is_kept = any(name.isidentifier() for name in alike) and not all(isinstance(value, torch.nn.Parameter) for value in alike.values())
-    return tuple(alike) if len(alike) > 1 and is_kept and op.name in _CONSTANT else ()
 
 
 class Repeated(NamedTuple):
@@ -159,32 +125,6 @@ def _place(entry: Any) -> tuple[str, int, object] | None:
     return ("object", id(entry), None) if type(entry).__name__ in _COPIES else None
 
 
-def repeated_module(roots: Iterable[torch.nn.Module]) -> AutogradFinding | None:
-    """A list of modules that holds a single one several times, as the text multiplies a list of one."""
-    for root in roots:
-        for path, module in root.named_modules():
-            parts = list(module._modules.values()) if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) else []
-            if len({*map(id, parts)}) != 1 or len(parts) == 1 or parts[0] is None or next(parts[0].parameters(), None) is None:
-                continue
-            owner = root.get_submodule(path.rpartition(".")[0])
-            where = attribute_line(owner, path.rpartition(".")[2])
-            for node in nodes(ast.BinOp, statement_at(where)):
-                match node:
-                    case ast.BinOp(ast.List([part]), ast.Mult(), times) if isinstance(part, ast.Call):
-                        each = expression(f"[{ast.unparse(part)} for _ in range({ast.unparse(times)})]")
-                        return finding(
-                            "shared_memory",
-                            f"the {len(parts)} parts of `{path}` are one module",
-                            where,
-                            f"make one for each: `{ast.unparse(each)}`",
-                            edits=exchanging(where, node, each),
-                            module=path,
-                            explanation="a list that is multiplied repeats the object itself: the parts share their weights",
-                            is_hint=True,
-                        )
-    return None
-
-
 def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
     """The lists, at the line that appends to the first."""
     first, codes, edits = lists[0], list[str](), list[Edit]()
@@ -246,23 +186,6 @@ def alias_finding(trained: Iterable[torch.nn.Module], among: Iterable[tuple[Loca
     return None
 
 
-def comparison_finding(comparison: Comparison, files: Iterable[str]) -> AutogradFinding:
-    """A comparison of a parameter with itself, at the line that should have made the copy."""
-    made = [(where, name) for name in comparison.names if (where := assigned_at(name, files, comparison.op.where)) is not None]
-    where, name = min(made, key=lambda one: one[0].line) if made else (comparison.op.where, comparison.names[0])
-    code = _with_copied_value(statement_at(where)) if made else ""
-    return finding(
-        "shared_memory",
-        f"{' and '.join(f'`{name}`' for name in comparison.names[:2])} are one memory: the comparison is the same whatever an update did",
-        where,
-        f"`{code}`" if code else f"keep a copy: `{name}.clone()` where `{name}` is taken",
-        op=comparison.op.name,
-        tensor=name,
-        saved_at=comparison.op.where,
-        explanation=_WHY,
-    )
-
-
 def _with_copied_state(statement: ast.stmt | None) -> str:
     def copied(node: ast.AST) -> ast.AST | None:
         is_state = isinstance(node, ast.Call) and called(node) == "state_dict"
@@ -270,24 +193,3 @@ def _with_copied_state(statement: ast.stmt | None) -> str:
 
     is_one = sum(called(node) == "state_dict" for node in nodes(ast.Call, statement)) == 1  # of an optimizer, it holds more than tensors
     return "" if statement is None or hasattr(statement, "body") or not is_one else ast.unparse(exchanged(statement, copied))
-
-
-def _with_copied_value(statement: ast.stmt | None) -> str:
-    """An assignment with a copy of its value: of a list of parameters, with a copy of each."""
-    if not isinstance(statement, ast.Assign) or isinstance(statement.value, (ast.Tuple, ast.List)):
-        return ""
-    changed = copied(statement)
-    match changed.value:
-        case ast.ListComp() as each:
-            each.elt = _copied(each.elt)
-        case ast.DictComp() as each:
-            each.value = _copied(each.value)
-        case ast.Call(ast.Name("list"), [source]):
-            changed.value = expression(f"[p.detach().clone() for p in {ast.unparse(source)}]")
-        case value:
-            changed.value = _copied(value)
-    return ast.unparse(changed)
-
-
-def _copied(value: ast.expr) -> ast.expr:
-    return expression(f"{as_atom(value)}.detach().clone()")

@@ -14,14 +14,12 @@ from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
-from torchdebug_magics.probing.source.edited_source import exchanging, statements
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
     expression,
-    last_name,
     nodes,
     parsed,
-    targets_of,
 )
 from torchdebug_magics.report import Edit, Location
 
@@ -117,12 +115,11 @@ def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
 def _created(mixing: Mixing) -> tuple[Location | None, tuple[Edit, ...]]:
     """The only line of the user's that makes such a module, by name if several do, with the other ``batch_first``; else that of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in mixing.kinds]
     name = (mixing.op.module or "").rpartition(".")[2]
-    named = [(each, call) for each, call in made if name in map(last_name, targets_of(each[1]))] or made
-    if len(named) != 1:
+    made = [pair for kind in mixing.kinds for pair in made_as(file, name, kind)]
+    if len(made) != 1:
         return mixing.op.where, ()
-    (where, _), call = named[0]
+    where, call = made[0]
     return where, exchanging(where, call, with_option(call, "batch_first", value=mixing.wants_batch_first or None))
 
 
