@@ -23,7 +23,7 @@ from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import called, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -357,16 +357,12 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         if last is None or tree is None:
             continue
         within = [node for node in nodes(ast.stmt, tree) if not hasattr(node, "body") and last.line < node.lineno < line.line]
-        within.sort(key=lambda one: (not _writes_part(one), one.lineno))
-        statement = next((one for one in within if _writes_part(one) or _is_call(one)), None)
+        parts = [
+            node
+            for node in within
+            if isinstance(node, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets_of(node))
+        ]
+        calls = [node for node in within if isinstance(node, ast.Expr) and called(node.value) not in {"", "zero_grad"}]
+        statement = min(parts or calls, key=lambda node: node.lineno, default=None)
         return line if statement is None else Line(line.file, statement.lineno, line.function)
     return after[0] if after else None
-
-
-def _writes_part(statement: ast.stmt) -> bool:
-    targets = targets_of(statement) if isinstance(statement, ast.Assign) else []
-    return isinstance(statement, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets)
-
-
-def _is_call(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and "zero_grad" not in ast.unparse(statement.value)

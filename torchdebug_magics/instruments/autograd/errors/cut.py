@@ -140,8 +140,8 @@ def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
         unused = Unused.of(op)
         if unused is None or op.line is None or (op.line.file, op.line.function) not in places:
             continue
-        is_before = raised.here is None or not unused.covers(raised.here.line)  # it returns before the loss is computed
-        where = unused.returned_at if is_before else None
+        around, here = unused.function, raised.here  # it returns before the loss is computed
+        where = None if here is not None and around is not None and covers(around, here.line) else unused.returned_at
         return raised.finding(
             unused.words if where is not None else f"`{unused.name}` is computed and never used",
             f"`return {unused.name}`" if where is not None else f"compute the loss from `{unused.name}`",
@@ -161,7 +161,7 @@ class Unused(NamedTuple):
     op: RecordedOp
     line: Line
     """The line that gives it the name."""
-    function: ast.AST | None
+    function: ast.stmt | None
     """The innermost around it."""
 
     @classmethod
@@ -173,10 +173,6 @@ class Unused(NamedTuple):
             return None
         functions = [node for node in nodes(FUNCTIONS, tree_of(line.file)) if covers(node, line.line)]
         return cls(name, op, line, functions[-1] if functions else None)
-
-    def covers(self, line: int) -> bool:
-        """Whether the function holds a line."""
-        return isinstance(self.function, ast.stmt) and covers(self.function, line)
 
     @property
     def returned(self) -> ast.Return | None:

@@ -206,7 +206,8 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
     complaint = Complaint.of(raised.message)
     node = next((node for node, _ in broken_nodes(raised.roots)), None)
-    op = "" if node is None else _op_of(node.name().rpartition("::")[2])
+    kind = "" if node is None else node.name().rpartition("::")[2].partition("Backward")[0]  # as in `NativeBatchNormBackward0`
+    op = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower().replace("copy_slices", "copy")
     name, where = None, None
     for variable, value in raised.variables() if complaint is not None else ():
         if complaint is not None and complaint.is_of(value):
@@ -230,11 +231,6 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         tensor=name,
         explanation="" if where is None else "read from the graph and the source; `%%torchdebug` above the cell records the write itself",
     )
-
-
-def _op_of(node: str) -> str:
-    """``NativeBatchNormBackward0`` -> ``native_batch_norm``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", node.partition("Backward")[0]).lower().replace("copy_slices", "copy")
 
 
 def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | None, Location | None]:

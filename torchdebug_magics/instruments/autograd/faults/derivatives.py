@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,21 +28,14 @@ _LOOKS = 3
 """At what a line returns."""
 
 
-class _Gradient(NamedTuple):
-    """What a call of ``grad()`` has returned."""
-
-    tensor: weakref.ref[torch.Tensor]
-    of: int
-    """The id of the input that it belongs to."""
-
-
 class SecondDerivatives:
     """Looks at each call that differentiates what an earlier one has returned."""
 
     def __init__(self, recorder: GraphRecorder) -> None:
         self.faults: list[AutogradFinding] = []
         self._recorder = recorder
-        self._known: dict[int, _Gradient] = {}
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """(what a call has returned, the id of the input that it belongs to), by the id of the first."""
         self._looks: Counter[Line] = Counter()
 
     def returned(self, call: Sequence[Any], result: Any) -> None:
@@ -55,15 +48,17 @@ class SecondDerivatives:
             self._looks[line] += 1
             passed = self._computed_from(point)
             with modes_aside(), torch.no_grad():
-                is_of_columns = output is not None and _is_of_columns(output, point) and _are_ones(weights)
-                if output is not None and is_of_columns and gradient.count_nonzero() and _mixes(point, passed):
+                count_alike = weights is None or bool((weights == 1).all())  # products of a Hessian and a vector have other weights
+                # Columns that meet in no product have no derivatives by two of them.
+                meet = any(op.name in _PRODUCTS and any(use.shape == tuple(point.shape) for use in op.reads) for op in passed)
+                if output is not None and meet and count_alike and _is_of_columns(output, point) and gradient.count_nonzero():
                     self.faults.append(_mixed(line, is_tensor=output.dim() > 0))
-        self._known[id(gradient)] = _Gradient(weakref.ref(gradient), id(point))
+        self._known[id(gradient)] = weakref.ref(gradient), id(point)
 
     def _is_gradient(self, output: torch.Tensor | None, point: torch.Tensor) -> bool:
         """Whether the output, or what it is a sum or a part of, was returned for the same input."""
-        known = [each for each in self._known.values() if each.of == id(point) and (tensor := each.tensor()) is not None]
-        makers = {node for each in known if (tensor := each.tensor()) is not None and (node := tensor.grad_fn) is not None}
+        known = [tensor for ref, of in self._known.values() if of == id(point) and (tensor := ref()) is not None]
+        makers = {tensor.grad_fn for tensor in known} - {None}
         before = None if output is None else output.grad_fn
         return before is not None and bool(makers & {before, *(node for node, _ in before.next_functions)})
 
@@ -110,13 +105,3 @@ def _is_of_columns(output: torch.Tensor, point: torch.Tensor) -> bool:
     before = output.grad_fn
     is_whole = tuple(output.shape) == tuple(point.shape) or (output.dim() == 0 and before is not None and before.name().startswith("Sum"))
     return is_whole and point.dim() == 2 and min(point.shape) > 1 and not isinstance(point, torch.nn.Parameter)  # noqa: PLR2004 - samples and columns
-
-
-def _are_ones(weights: torch.Tensor | None) -> bool:
-    """Whether all columns count alike; products of a Hessian and a vector are asked for with others."""
-    return weights is None or bool((weights == 1).all())
-
-
-def _mixes(point: torch.Tensor, passed: Iterable[RecordedOp]) -> bool:
-    """Whether the columns of an input meet in a product; those that only elementwise ops read have no derivatives by two of them."""
-    return any(op.name in _PRODUCTS and any(use.shape == tuple(point.shape) for use in op.reads) for op in passed)

@@ -145,12 +145,14 @@ def _of_each(mean: RecordedOp) -> RecordedOp | None:
 
 def _summed(mean: RecordedOp, *, is_mean_of_samples: bool) -> tuple[Edit, ...]:
     """The mean as a sum; divided by the number of samples where the other term is."""
-    plain = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
+    plain = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if called(call) == "mean"]
     made = _calls_of(mean) if mean.name in _LOSSES else [pair for pair in plain if len(pair[1].args) + len(pair[1].keywords) <= 1]
     if len(made) != 1:
         return ()
     where, call = made[0]
-    new: ast.expr = with_option(call, "reduction", "sum") if mean.name in _LOSSES else _as_sum(call)
+    new: ast.expr = with_option(call, "reduction", "sum")
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "mean":
+        new = ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
     if is_mean_of_samples and (not call.args or not isinstance(call.args[0], ast.Name)):
         return ()  # a module, which is made elsewhere, or an expression
     return exchanging(where, call, expression(f"{ast.unparse(new)} / len({ast.unparse(call.args[0])})") if is_mean_of_samples else new)
@@ -159,11 +161,6 @@ def _summed(mean: RecordedOp, *, is_mean_of_samples: bool) -> tuple[Edit, ...]:
 def is_mean_loss(op: RecordedOp) -> bool:
     """Whether it is a loss of torch's that is the mean over a batch."""
     return op.name in _LOSSES and op.number in _OF_MEAN
-
-
-def _as_sum(call: ast.Call) -> ast.Call:
-    assert isinstance(call.func, ast.Attribute)  # its name is the last of a dotted one
-    return ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
 
 
 def terms_of(root: RecordedOp, *, in_graph: bool = False) -> Iterator[tuple[RecordedOp, float]]:

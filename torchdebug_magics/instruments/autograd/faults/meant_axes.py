@@ -144,7 +144,8 @@ def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         statement = statement_at(op.where)
         call = next((node for node in nodes(ast.Call, statement) if called(node) == op.name), None)
         is_column = len(scores) > 1 and scores[-1] == 1 and math.prod(scores) == math.prod(place) > 1
-        is_column = is_column and _is_compared(facts, op) and not any(_is_wider(other, op) for other in facts.tape.ops)
+        alike = [other.reads[0].shape[-1:] for other in facts.tape.ops if other.name == op.name and other.line == op.line and other.reads]
+        is_column = is_column and _is_compared(facts, op) and set(alike) == {(1,)}  # else the same line has had more than one score
         if call is None or not is_column or (op.name == "max" and (len(op.makes) == 1 or not _takes_places(statement, call))):
             continue
         maker = next(iter(op.parents), None)
@@ -168,11 +169,6 @@ def _is_compared(facts: TrainingFacts, op: RecordedOp) -> bool:
     """Whether the places are compared with classes."""
     passed = walk([op], lambda each: facts.consumers.get(each.index, ()) if each is op or each.name in _RESHAPES | {"_to_copy"} else ())
     return any(each.name == "eq" for each in passed)
-
-
-def _is_wider(other: RecordedOp, op: RecordedOp) -> bool:
-    """Whether the same line has had more than one score."""
-    return other.name == op.name and other.line == op.line and bool(other.reads) and other.reads[0].shape[-1:] != (1,)
 
 
 def _takes_places(statement: ast.stmt | None, call: ast.Call) -> bool:

@@ -40,6 +40,8 @@ _MOST_VIEWS = 32
 """One behind the other; a tensor that is written in a loop is a view of itself as often as it is written."""
 _DIVERGENCE = "kl_div", "KLDivLoss"
 _BYTE = 255
+_FAR = 2
+"""Targets up to here are probabilities with noise; below 0, they mostly stand for what is left out."""
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _OF_PROBABILITIES = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 
@@ -49,9 +51,9 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for op in facts.tape.ops:
         if not op.is_forward or not op.makes:
             continue
-        is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
+        span, is_reduced = op.target_span, not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
-        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (op.target_span is not None and op.name in DISTANCES)
+        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (span is not None and op.name in DISTANCES)
         maker = _limiting(op) if may_limit else None
         if (names := _UNEQUAL.get(op.name)) is not None and _is_called(op, names) and _has_learned_target(facts, op):
             yield _swapped(op, names)
@@ -61,10 +63,10 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
-        elif is_reduced and op.name in _OF_PROBABILITIES and len(op.reads) == 2 and _are_counts(op.target_span):  # noqa: PLR2004 - no weight
-            yield _of_other_targets(op, op.target_span or (0, _BYTE))
-        elif is_reduced and maker is not None and op.target_span is not None and not _reaches(maker, op.target_span):
-            yield _of_distance(op, maker, op.target_span)
+        elif is_reduced and span is not None and op.name in _OF_PROBABILITIES and len(op.reads) == 2 and span[0] >= 0 and span[1] >= _FAR:  # noqa: PLR2004 - no weight
+            yield _of_other_targets(op, span)
+        elif is_reduced and span is not None and maker is not None and not _reaches(maker, span):
+            yield _of_distance(op, maker, span)
         else:
             continue
         return
@@ -217,11 +219,6 @@ def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -
         module=maker.module,
         explanation="the model cannot reach targets that lie outside",
     )
-
-
-def _are_counts(span: tuple[float, float] | None) -> bool:
-    """Whether targets are far from probabilities; below 0, they mostly stand for what is left out."""
-    return span is not None and span[0] >= 0 and span[1] >= 2  # noqa: PLR2004 - noise around 1 is less
 
 
 def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFinding:

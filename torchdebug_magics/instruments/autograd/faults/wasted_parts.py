@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from torchdebug_magics.format import shape
@@ -170,7 +169,8 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         )  # by more than its graph
         statement = statement_at(op.where) if op.is_forward and op.makes and not op.writes and not is_read else None
         call = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
-        if call is None or not _is_made_by(op, called(call)) or not any(use.tensor in used for use in op.reads):
+        made_by = {op.name.strip("_"), *(_CONVERSIONS if op.name == "_to_copy" else ())}
+        if call is None or called(call) not in made_by or not any(use.tensor in used for use in op.reads):
             continue
         is_inside = op.line is not None and op.line.function != "<module>"
         if not is_inside and loop_around(op.where) not in loops:
@@ -181,29 +181,18 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(tensors), None)
         is_alike = op.reads[0].shape == op.makes[0].shape
         if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)) and (is_method or is_alike) and ast.unparse(whole) != "self":
-            dropped = _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
-            # What comes after the statement has run on the shape as it is.
-            advice = f"keep its result where that shape is wanted, or remove the line: the step runs with {shape(op.reads[0].shape)}"
-            yield dropped if is_alike else replace(dropped, fix=advice, edits=(), fix_state="advice", is_hint=True)
+            yield finding(
+                "dropped_result",
+                f"`{ast.unparse(call)}` returns a new tensor, which is not kept: `{ast.unparse(whole)}` stays as it is",
+                op.where,
+                # What comes after the statement has run on the shape as it is.
+                f"keep its result where that shape is wanted, or remove the line: the step runs with {shape(op.reads[0].shape)}",
+                edits=edited(op.where, ast.unparse(ast.Assign([whole], call, lineno=0))) if is_alike else (),
+                op=op,
+                explanation="only methods whose names end in an underscore change a tensor in place",
+                is_hint=not is_alike,
+            )
             return
-
-
-def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str, op: RecordedOp | None) -> AutogradFinding:
-    kept = ast.unparse(ast.Assign([whole], call, lineno=0))
-    return finding(
-        "dropped_result",
-        f"`{ast.unparse(call)}` {what}: `{ast.unparse(whole)}` stays as it is",
-        where,
-        f"`{kept}`",
-        edits=edited(where, kept),
-        op=op,
-        explanation="only methods whose names end in an underscore change a tensor in place",
-    )
-
-
-def _is_made_by(op: RecordedOp, name: str) -> bool:
-    """Whether a call of that function, or method, is the op."""
-    return op.name.strip("_") == name or (op.name == "_to_copy" and name in _CONVERSIONS)
 
 
 def linear_chains(facts: TrainingFacts) -> Iterator[AutogradFinding]:

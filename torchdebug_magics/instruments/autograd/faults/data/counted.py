@@ -61,24 +61,22 @@ class _Pass(NamedTuple):
     @property
     def number(self) -> str:
         """What ``enumerate`` counts in; empty where nothing does."""
-        is_numbered = (
-            isinstance(self.loop.iter, ast.Call) and called(self.loop.iter) == "enumerate" and isinstance(self.loop.target, ast.Tuple)
-        )
-        return ast.unparse(self.loop.target.elts[0]) if is_numbered and isinstance(self.loop.target, ast.Tuple) else ""
+        match self.loop:
+            case ast.For(ast.Tuple([number, *_]), ast.Call(ast.Name("enumerate"))):
+                return ast.unparse(number)
+        return ""
 
     def added(self) -> dict[str, Unit]:
         """The names that the loop adds up, with what they count."""
         sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name)]
-        units = {ast.unparse(node.target): self.unit(node.value) for node in sums if self._innermost(node)}
+        own = [node for node in sums if loops_around(tree_of(self.file), node.lineno)[-1] is self.loop]
+        units = {ast.unparse(node.target): self.unit(node.value) for node in own}
         return {name: unit for name, unit in units.items() if unit}
 
     def counts(self) -> set[str]:
         """Of these, the ones that count samples whatever is said of them: they are divisors."""
         sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add)]
         return {ast.unparse(node.target) for node in sums if _counted(node.value) is not None}
-
-    def _innermost(self, node: ast.stmt) -> bool:
-        return loops_around(tree_of(self.file), node.lineno)[-1] is self.loop
 
     def unit(self, value: ast.expr, depth: int = 0) -> Unit:
         """What a number that is added once for each batch makes of the sum."""
