@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import OwnFunctions
+from torchdebug_magics.instruments.autograd.faults.shared_memory import names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span
 from torchdebug_magics.probing.dispatch import modes, modes_aside
@@ -86,6 +87,8 @@ class GraphRecorder(OpRecorder[_Running]):
         """By storage, the first of the writes that PyTorch's version check cannot see."""
         self.twins = [SampleTwins(0), SampleTwins(1)]
         """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
+        self.comparisons: dict[tuple[Line | None, str], tuple[RecordedOp, tuple[str, ...]]] = {}
+        """Ops that are given one memory twice, with the names under which they are, by the line and the op."""
         self.functions = OwnFunctions(guard)
         self._shared = SharedMemory()
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
@@ -115,6 +118,7 @@ class GraphRecorder(OpRecorder[_Running]):
         """Drop the tape, and all numbers of storages."""
         self.tape = Tape()
         self.root_calls.clear()
+        self.comparisons.clear()
         self.overwritten.clear()
 
     def settle(self) -> Tape:
@@ -186,6 +190,10 @@ class GraphRecorder(OpRecorder[_Running]):
             number=next((argument for argument in args if type(argument) in {int, float}), None),
             target_span=target_span(name, args),
         )
+        places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
+        is_twice_given = len(places) > 1 and places[0] == places[1] and op.reads[0].memory
+        if is_twice_given and frame is not None and (op.line, name) not in self.comparisons and not op.writes and op.is_forward:
+            self.comparisons[op.line, name] = op, names_compared(op, (args, kwargs), frame)
         before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
         self.tape.nodes.add(op, before if before is not None and before.writes else None)
         if not op.in_backward and not op.in_optimizer:

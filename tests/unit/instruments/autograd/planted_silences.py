@@ -1031,23 +1031,6 @@ for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
         edits=(("        h.unsqueeze(1)  #> location\n", ""),),
     ),
     Case(
-        name="the place of the largest of all scores is compared with each label",
-        kind="early_reduction",
-        text="""\
-net = nn.Linear(5, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-right = 0
-for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
-    scores = net(x)
-    loss = F.cross_entropy(scores, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    right += int((scores.argmax() == y).sum())  #> location
-""",
-        edits=(("argmax()", "argmax(dim=-1)"),),
-    ),
-    Case(
         name="the model is updated on what it is tested on",
         kind="train_in_eval_mode",
         text="""\

@@ -8,40 +8,19 @@ from itertools import pairwise
 
 import torch
 
-from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
+from torchdebug_magics.instruments.autograd.faults import (
+    broadcasts,
+    left_out,
+    loss_terms,
+    meant_axes,
+    misfit_losses,
+    modes,
+    overwritten_inputs,
+    remade_leaves,
+    shared_memory,
+    wasted_parts,
+)
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
-from torchdebug_magics.instruments.autograd.faults.left_out import (
-    missing_gradients,
-    nothing_reached,
-    stopped_gradients,
-    wrong_tensors,
-)
-from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions
-from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import misfit_losses, unaligned_targets
-from torchdebug_magics.instruments.autograd.faults.modes import (
-    dropped_in_evaluation,
-    evaluated_in_training_mode,
-    evaluated_on_bytes,
-    frozen_in_vain,
-    frozen_statistics,
-    moved_though_frozen,
-    trained_in_eval_mode,
-)
-from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
-from torchdebug_magics.instruments.autograd.faults.remade_leaves import losses_made_once, remade_leaves, unkept_gradients
-from torchdebug_magics.instruments.autograd.faults.shared_memory import (
-    alias_finding,
-    repeated_entries,
-    repeated_finding,
-)
-from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
-    constant_gradients,
-    dropped_results,
-    dropped_sums,
-    linear_chains,
-    wasted_terms,
-)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import code_at, edited, finding, loop_around
@@ -115,11 +94,15 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What should be a copy of the parameters, and is updated with them."""
+    updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
+    compared = facts.watched.recorder.comparisons.values()
+    if (pair := next((pair for pair in compared if pair[1] and pair[0].reads[0].memory in updated), None)) is not None:
+        yield shared_memory.comparison_finding(*pair, facts.files)
     written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
-    if lists := list(repeated_entries(facts.statements(), written, facts.tape.numbers.of)):
-        yield repeated_finding(lists)
+    if lists := list(shared_memory.repeated_entries(facts.statements(), written, facts.tape.numbers.of)):
+        yield shared_memory.repeated_finding(lists)
     trained = [root for root in facts.roots if not facts.updated.isdisjoint(map(id, root.parameters()))]
-    if (alias := alias_finding(trained, facts.statements())) is not None:
+    if (alias := shared_memory.alias_finding(trained, facts.statements())) is not None:
         yield alias
 
 
@@ -303,12 +286,12 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _seen_at_once, moved_axes, one_row_for_all, other_axis, early_reductions, accidental_broadcast, _shared_memory,
-    driven_values, nothing_reached, wrong_order,
-    remade_leaves, losses_made_once, unkept_gradients,
-    wrong_tensors, frozen_in_vain, moved_though_frozen, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, one_column,
-    trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
-    evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
-    dropped_results, overwritten_inputs,
+    _seen_at_once, meant_axes.moved_axes, meant_axes.one_row_for_all, meant_axes.other_axis, loss_terms.early_reductions,
+    broadcasts.accidental_broadcast, _shared_memory, loss_terms.driven_values, left_out.nothing_reached, wrong_order,
+    remade_leaves.remade_leaves, remade_leaves.losses_made_once, remade_leaves.unkept_gradients,
+    left_out.wrong_tensors, modes.frozen_in_vain, modes.moved_though_frozen, left_out.missing_gradients, left_out.stopped_gradients,
+    wasted_parts.constant_gradients, misfit_losses.misfit_losses, misfit_losses.unaligned_targets, meant_axes.one_column,
+    modes.trained_in_eval_mode, modes.evaluated_in_training_mode, modes.dropped_in_evaluation, loss_terms.unlike_reductions,
+    modes.evaluated_on_bytes, modes.frozen_statistics, wasted_parts.wasted_terms, wasted_parts.dropped_sums, wasted_parts.linear_chains,
+    wasted_parts.dropped_results, overwritten_inputs.overwritten_inputs,
 )  # fmt: skip

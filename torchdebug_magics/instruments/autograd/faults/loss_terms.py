@@ -42,35 +42,32 @@ _LEAST_WEIGHT, _LEAST_SUM = 0.1, 2
 
 
 def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements, or is ranked."""
+    """What is one number for the whole batch already when it meets the weights or the mask of the elements, or is ranked."""
     yield from _ranked_at_once(facts)
     for op in facts.tape.ops:
-        if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
+        if op.name != "mul" or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
             continue
         number, each = sorted(op.reads, key=lambda use: len(use.shape))
         sizes = _without_ones(each.shape)
         if number.shape or each.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
             continue
-        is_loss = op.name == "mul"
-        reduction = _reduction(op, sizes, is_loss=is_loss)
-        if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
+        reduction = _reduction(op, sizes) if number.requires_grad and _goes_into_a_loss(facts, op) else None
+        if reduction is None:
             continue
         if reduction.name == "sum" and _per_element(reduction) == sizes:
             continue  # the product of two sums, as of log-probabilities and returns
         fix, edits = _later_reduced(reduction, each.shape)
         what = _LOSSES.get(reduction.name, (reduction.name,))[0]
-        then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
-        reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
         yield finding(
             "early_reduction",
-            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before {then}",
+            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before the weights of {shape(each.shape)} multiply it",
             reduction.where,
             fix,
             edits=edits,
             op=what,
             saved_at=op.where if op.where != reduction.where else None,
             module=reduction.module,
-            explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
+            explanation="each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them",
             is_hint=reduction.name in _REDUCTIONS,
         )
         return
@@ -199,15 +196,13 @@ def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
-def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) -> RecordedOp | None:
+def _reduction(meeting: RecordedOp, sizes: tuple[int, ...]) -> RecordedOp | None:
     """The op that made the number that an op reads, of a tensor with dimensions of these sizes first."""
     numbers = [maker for use, maker in meeting.sources if not use.shape]
     for maker in walk(numbers, lambda op: [parent for use, parent in op.sources if not use.shape and not op.reads[0].shape]):
         read = maker.reads[0] if maker.reads else None
-        names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
-        if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
-            elements = _per_element(maker)
-            return maker if elements[: len(sizes)] == sizes and (is_loss or len(elements) > len(sizes)) else None
+        if read is not None and read.shape and maker.name in _REDUCTIONS | _LOSSES.keys() and read.requires_grad:
+            return maker if _per_element(maker)[: len(sizes)] == sizes else None
     return None
 
 

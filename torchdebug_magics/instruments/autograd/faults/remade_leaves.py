@@ -15,15 +15,13 @@ from torchdebug_magics.instruments.autograd.source_readings import edited, findi
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, calls, cells, statements
+from torchdebug_magics.probing.source.edited_source import calls, cells, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     called,
     covers,
     enclosing,
-    exchanged,
-    expression,
     last_name,
     loops_around,
     names_in,
@@ -31,7 +29,6 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
-from torchdebug_magics.report import Edit
 
 _FEWEST_PASSES = 3
 _KEEPS = frozenset({"retain_grad", "requires_grad_", "register_hook"})
@@ -60,12 +57,11 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if not common:
         return
     line = min(common, key=lambda line: line.line)
-    edits = _made_in_init(line)
     what = ast.unparse(_made_at(line) or ast.Pass())
     where = f"each call of `{line.function}`" if line.function == "forward" else "each round of the loop"
     fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
     why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
-    yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, fix=fix, edits=edits, explanation=why)
+    yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, explanation=why)
 
 
 def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -167,30 +163,3 @@ def _made_at(line: Line) -> ast.Call | None:
 def _makes_module(call: ast.Call) -> bool:
     kind = getattr(torch.nn, called(call), None)
     return isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-
-
-def _made_in_init(line: Line) -> tuple[Edit, ...]:
-    """Each module of torch's that the forward makes as an attribute that the constructor sets; none where its arguments are not there."""
-    tree = tree_of(line.file)
-    kind = next((node for node in reversed([*nodes(ast.ClassDef, tree)]) if covers(node, line.line)), None)
-    functions = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)} if kind is not None else {}
-    forward, constructor = functions.get("forward"), functions.get("__init__")
-    if tree is None or forward is None or constructor is None or line.function != "forward":
-        return ()
-    source = Source(line.location, tree)
-    local = {argument.arg for argument in (*forward.args.args[1:], *forward.args.kwonlyargs)}
-    local |= {node.id for node in nodes(ast.Name, forward) if isinstance(node.ctx, ast.Store)}
-    edits, made = list[Edit](), list[str]()
-    for statement in forward.body:
-        new: dict[str, ast.expr] = {}
-        for call in nodes(ast.Call, statement):
-            if _makes_module(call):
-                name = f"{called(call).lower()}{len(made) + 1}"
-                new[ast.dump(call)] = expression(f"self.{name}")
-                made.append(f"self.{name} = {ast.unparse(call)}")
-                if names_in(call) & local - {argument.arg for argument in constructor.args.args}:
-                    return ()
-        if new:
-            text = ast.unparse(exchanged(statement, lambda node, new=new: new.get(ast.dump(node))))  # type: ignore[misc]
-            edits.append(source.replacing(statement, text))
-    return (*source.merged(edits), source.after(constructor.body[-1], "\n".join(made))) if made else ()

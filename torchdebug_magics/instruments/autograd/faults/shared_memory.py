@@ -7,21 +7,25 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import assigned_at, edited, finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
+from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     LOOPS,
+    as_atom,
     bound_names,
     called,
     enclosing,
-    exchanged,
     expression,
     method,
     names_in,
@@ -29,11 +33,14 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
+from torchdebug_magics.probing.source.user_code import local_values
 from torchdebug_magics.probing.state.attributes import attributes_of
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit, Location
 
+_CONSTANT = frozenset({"sub", "rsub", "eq", "ne", "equal", "isclose", "allclose", "mse_loss", "l1_loss", "dist"})
+"""What gives the same for any tensor and itself."""
 _FEWEST_ENTRIES = 3
 _CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "update", "add", "remove", "sort", "fill"})
 _COPIED_STATE = "{{name: value.clone() for name, value in {}.items()}}"
@@ -51,6 +58,38 @@ class Taken(NamedTuple):
     """Of all optimizers, before."""
     op_index: int
     """How many ops were recorded before."""
+
+
+def names_compared(op: RecordedOp, given: tuple[Any, Any], frame: FrameType) -> tuple[str, ...]:
+    """The names under which an op that is about to run, and that gives the same for every value, is given one memory twice.
+
+    Empty where it has one name, or where both are parameters: whether those are tied may be what is asked.
+    """
+    first, known = next(tensors_in(given)), local_values(frame)
+    values = {ast.unparse(node): value_of(node, frame, known) for node in nodes((ast.Name, ast.Attribute), statement_at(op.where))}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor) and value.shape == first.shape}
+    alike = {name: value for name, value in tensors.items() if memory_of(value) == memory_of(first)}
+    is_kept = any(map(str.isidentifier, alike)) and not all(isinstance(value, torch.nn.Parameter) for value in alike.values())
+    return tuple(alike) if len(alike) > 1 and is_kept and op.name in _CONSTANT else ()
+
+
+def comparison_finding(op: RecordedOp, names: tuple[str, ...], files: Iterable[str]) -> AutogradFinding:
+    """A comparison of a parameter with itself, at the line that should have made the copy."""
+    made = [(where, name) for name in names if (where := assigned_at(name, files, op.where)) is not None]
+    where, name = min(made, key=lambda pair: pair[0].line) if made else (op.where, names[0])
+    value = getattr(statement_at(where), "value", None) if made else None
+    is_of_several = isinstance(value, (ast.ListComp, ast.DictComp)) or called(value) in {"list", "dict"}
+    copied = "" if value is None else f"copy.deepcopy({ast.unparse(value)})" if is_of_several else f"{as_atom(value)}.detach().clone()"
+    return finding(
+        "shared_memory",
+        f"{' and '.join(f'`{each}`' for each in names[:2])} are one memory: the comparison is the same whatever an update did",
+        where,
+        f"`{name} = {copied}`" if copied else f"keep a copy where `{name}` is taken",
+        op=op.name,
+        tensor=name,
+        saved_at=op.where,
+        explanation=_WHY,
+    )
 
 
 class Repeated(NamedTuple):
@@ -146,12 +185,14 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
 
 def restored_finding(where: Location, loaded: Location | None) -> AutogradFinding:
     """A state that was loaded, after updates, into the parameters whose memory it shares."""
-    code = _with_copied_state(statement_at(where))
+    states = [call for call in nodes(ast.Call, statement_at(where)) if called(call) == "state_dict"]  # of an optimizer, it holds more
+    copied = expression(_COPIED_STATE.format(ast.unparse(states[0]))) if len(states) == 1 else None
     return finding(
         "shared_memory",
         "`load_state_dict()` restores nothing: what it is given shares memory with the parameters",
         where,
-        f"`{code}`" if code else "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
+        "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
+        edits=exchanging(where, states[0], copied) if copied is not None else (),
         saved_at=loaded,
         explanation=_WHY,
     )
@@ -184,12 +225,3 @@ def alias_finding(trained: Iterable[torch.nn.Module], among: Iterable[tuple[Loca
                     explanation="an assignment copies nothing: both names are one model, and each update changes it",
                 )
     return None
-
-
-def _with_copied_state(statement: ast.stmt | None) -> str:
-    def copied(node: ast.AST) -> ast.AST | None:
-        is_state = isinstance(node, ast.Call) and called(node) == "state_dict"
-        return expression(_COPIED_STATE.format(ast.unparse(node))) if is_state else None
-
-    is_one = sum(called(node) == "state_dict" for node in nodes(ast.Call, statement)) == 1  # of an optimizer, it holds more than tensors
-    return "" if statement is None or hasattr(statement, "body") or not is_one else ast.unparse(exchanged(statement, copied))
