@@ -51,7 +51,9 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for op in facts.tape.ops:
         if not op.is_forward or not op.makes:
             continue
-        span, is_reduced = op.target_span, not op.makes[0].shape  # else what becomes of each value is not known
+        span = op.target_span
+        far = span if span is not None and span[0] >= 0 and span[1] >= _FAR else None
+        is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
         may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (span is not None and op.name in DISTANCES)
         maker = _limiting(op) if may_limit else None
@@ -63,8 +65,8 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
-        elif is_reduced and span is not None and op.name in _OF_PROBABILITIES and len(op.reads) == 2 and span[0] >= 0 and span[1] >= _FAR:  # noqa: PLR2004 - no weight
-            yield _of_other_targets(op, span)
+        elif is_reduced and far is not None and op.name in _OF_PROBABILITIES and len(op.reads) == 2:  # noqa: PLR2004 - no weight
+            yield _of_other_targets(op, far)
         elif is_reduced and span is not None and maker is not None and not _reaches(maker, span):
             yield _of_distance(op, maker, span)
         else:
