@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import sys
 import weakref
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import OwnFunctions
-from torchdebug_magics.instruments.autograd.faults.shared_memory import Comparison, names_compared
+from torchdebug_magics.instruments.autograd.faults.shared_memory import names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span
 from torchdebug_magics.probing.dispatch import modes, modes_aside
@@ -25,7 +24,7 @@ from torchdebug_magics.probing.op_recorder import OpRecorder
 from torchdebug_magics.probing.ops import op_name, written_by
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.lines import Line
-from torchdebug_magics.probing.source.syntax import nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import called, nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code
 from torchdebug_magics.probing.tensors import tensors_in
 
@@ -88,8 +87,8 @@ class GraphRecorder(OpRecorder[_Running]):
         """By storage, the first of the writes that PyTorch's version check cannot see."""
         self.twins = [SampleTwins(0), SampleTwins(1)]
         """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
-        self.comparisons: dict[tuple[Line | None, str], Comparison | None] = {}
-        """Of one memory with itself, by the line and the op; None where the op is none."""
+        self.comparisons: dict[tuple[Line | None, str], tuple[RecordedOp, tuple[str, ...]]] = {}
+        """Ops that are given one memory twice, with the names under which they are, by the line and the op."""
         self.functions = OwnFunctions(guard)
         self._shared = SharedMemory()
         self._written: tuple[RecordedOp, list[weakref.ref[torch.Tensor]]] | None = None
@@ -193,8 +192,7 @@ class GraphRecorder(OpRecorder[_Running]):
         places = [(use.memory, use.span, use.shape) for use in op.reads[:2]]
         is_twice_given = len(places) > 1 and places[0] == places[1] and op.reads[0].memory
         if is_twice_given and frame is not None and (op.line, name) not in self.comparisons and not op.writes and op.is_forward:
-            names = names_compared(op, (args, kwargs), frame)
-            self.comparisons[op.line, name] = Comparison(op, names) if names else None
+            self.comparisons[op.line, name] = op, names_compared(op, (args, kwargs), frame)
         before = self.tape.ops[-1] if self.tape.ops and op.grad_enabled else None
         self.tape.nodes.add(op, before if before is not None and before.writes else None)
         if not op.in_backward and not op.in_optimizer:
@@ -272,8 +270,6 @@ class Numbers(NamedTuple):
     """The largest absolute value."""
     are_bytes: bool
     """Whether all are whole, as those of a stored picture."""
-    mean: float = math.nan
-    deviation: float = math.nan
 
 
 class RootCall(NamedTuple):
@@ -310,8 +306,7 @@ class RootCall(NamedTuple):
         with modes_aside(), torch.no_grad():
             low, high = float(first.detach().min()), float(first.detach().max())
             are_bytes = low >= 0 and _LEAST_OF_BYTES < high <= _MOST_OF_BYTES and bool((first.detach() == first.detach().round()).all())
-            deviation, mean = torch.std_mean(first.detach().double())
-            return self._replace(numbers=Numbers(max(-low, high), are_bytes, float(mean), float(deviation)))
+            return self._replace(numbers=Numbers(max(-low, high), are_bytes))
 
 
 @dataclass
@@ -369,16 +364,12 @@ def _line_between(before: tuple[Line, ...], after: tuple[Line, ...]) -> Line | N
         if last is None or tree is None:
             continue
         within = [node for node in nodes(ast.stmt, tree) if not hasattr(node, "body") and last.line < node.lineno < line.line]
-        within.sort(key=lambda one: (not _writes_part(one), one.lineno))
-        statement = next((one for one in within if _writes_part(one) or _is_call(one)), None)
+        parts = [
+            node
+            for node in within
+            if isinstance(node, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets_of(node))
+        ]
+        calls = [node for node in within if isinstance(node, ast.Expr) and called(node.value) not in {"", "zero_grad"}]
+        statement = min(parts or calls, key=lambda node: node.lineno, default=None)
         return line if statement is None else Line(line.file, statement.lineno, line.function)
     return after[0] if after else None
-
-
-def _writes_part(statement: ast.stmt) -> bool:
-    targets = targets_of(statement) if isinstance(statement, ast.Assign) else []
-    return isinstance(statement, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets)
-
-
-def _is_call(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and "zero_grad" not in ast.unparse(statement.value)

@@ -61,10 +61,6 @@ class SampleTwins:
         with modes_aside():
             return [op for op, is_mixed in self._mixed if bool(is_mixed)]
 
-    def reached(self) -> set[int]:
-        """The indices of the ops that a sample reaches."""
-        return {op.index for op, _ in self._mixed}
-
     def before(self, tape: Tape, op: RecordedOp, root: torch.nn.Module | None, func: Any, given: tuple[Any, Any]) -> Begun | None:
         """The twins' arguments; None for an op that no sample reaches."""
         if self._is_over or op.in_backward or op.in_optimizer or op.initializes or not (op.grad_enabled or self.samples_count):

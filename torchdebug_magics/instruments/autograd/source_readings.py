@@ -6,9 +6,9 @@ import ast
 import gc
 import linecache
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.modules import live_modules, parts_of, unwrapped
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import attribute_assignment, function_node
-from torchdebug_magics.probing.source.edited_source import calls, made_as
+from torchdebug_magics.probing.source.edited_source import Source, calls, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
     copied,
@@ -72,6 +72,21 @@ def finding(
         op=op.name if isinstance(op, RecordedOp) else op,
         **known,
     )
+
+
+def edited(
+    where: Location | None, new: str, how: Literal["replacing", "before", "after"] = "replacing", statement: ast.stmt | None = None
+) -> tuple[Edit, ...]:
+    """The statement at a line, or a given one of its file, replaced by code, or with that before or after it.
+
+    None where the text is missing, or where a line without a given statement has several.
+    """
+    tree = None if where is None else tree_of(where.file)
+    source = None if where is None or tree is None else Source(where, tree)
+    if source is None or source.statement is None or (statement is None and not source.is_alone(source.statement)):
+        return ()
+    change: Callable[[ast.stmt, str], Edit] = getattr(source, how)
+    return source.merged((change(statement or source.statement, new),))
 
 
 def cell_files() -> list[str]:
@@ -136,38 +151,6 @@ def cuts_in_forward(module: torch.nn.Module, path: str, depth: int = 0) -> Itera
         yield from _cuts_of(simple_statements(node), code.co_filename, code.co_name, path)
     for name, child in module.named_children() if depth < _DEEPEST else ():
         yield from cuts_in_forward(child, f"{path}.{name}".lstrip("."), depth + 1)
-
-
-def only_write(op: str, writer: str, roots: Iterable[torch.nn.Module]) -> Location | None:
-    """The one statement in the forwards of these models, and what they call, that writes in place by the op `writer`.
-
-    Where none does, the only one that writes at all, if it writes to what the op `op` has made there.
-    """
-    modules = [module for root in roots for module in root.modules()]
-    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
-    reached = [forward for kind in kinds if isinstance(forward := vars(kind).get("forward"), FunctionType)]
-    writing: list[tuple[FunctionType, ast.AST, ast.stmt]] = []
-    for function in reached:
-        if (node := user_function(function)) is not None:
-            names = {syntax.last_name(part) for part in nodes((ast.Name, ast.Attribute), node)}
-            spaces = (function.__globals__, *map(vars, kinds))
-            used = [value for space in spaces for name in names if isinstance(value := space.get(name), FunctionType)]
-            reached += [value for value in dict.fromkeys(used) if value not in reached]
-            writing += [(function, node, statement) for statement in simple_statements(node) if writes(statement)]
-    by_writer = [found for found in writing if any(name.strip("_") == writer for _, name in writes(found[2]))]
-    if len(by_writer) == 1 and not any(type(module).__name__.lower() == writer.replace("_", "") for module in modules):
-        function, _, statement = by_writer[0]
-        return location(function.__code__.co_filename, statement.lineno, function.__name__)
-    if len(writing) != 1 or any(getattr(module, "inplace", False) is True for module in modules):
-        return None
-    function, node, statement = writing[0]
-    written = {name.partition("[")[0] for name in written_names(statement)}
-    makers = [one for one in simple_statements(node) if one is not statement and syntax.bound_names(one) & written]
-    attributes = {part.attr for part in nodes(ast.Attribute, *makers)}
-    inside = [part for module in modules for name, child in module.named_children() if name in attributes for part in child.modules()]
-    made_by = {type(part).__name__.lower() for part in inside} | {syntax.called(call) for call in nodes(ast.Call, *makers)}
-    is_made = not made_by.isdisjoint({op, op.replace("_", "")})
-    return location(function.__code__.co_filename, statement.lineno, function.__name__) if is_made else None
 
 
 def user_function(function: object) -> ast.AST | None:
@@ -252,6 +235,14 @@ def held_as(value: object) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
+def calls_of(op: RecordedOp, names: Container[str]) -> list[tuple[Location, ast.Call]]:
+    """The calls of such functions in the line of an op; else those that make modules of such classes, in its file or in a cell."""
+    if op.where is None:
+        return []
+    here = [(op.where, call) for call in nodes(ast.Call, statement_at(op.where)) if called(call) in names]
+    return here or [(at, call) for at, call in calls(op.where.file) if called(call) in names]
+
+
 def sequential_at(file: str, place: int, kind: str) -> Iterator[tuple[Location, ast.Call]]:
     """Each ``nn.Sequential`` that is made with a layer of that class at that place."""
     for where, call in calls(file):
@@ -271,6 +262,12 @@ def with_options(node: ast.AST, functions: Container[str], name: str, value: boo
     return ast.unparse(
         exchanged(node, lambda part: with_option(part, name, value) if isinstance(part, ast.Call) and called(part) in functions else None)
     )
+
+
+def not_in_place(call: ast.Call) -> ast.Call:
+    """The call of an activation without ``inplace``, by name or as the last argument."""
+    given = [argument for argument in call.args if not (isinstance(argument, ast.Constant) and argument.value is True)]
+    return ast.Call(call.func, given, with_option(call, "inplace", None).keywords)
 
 
 def stepped_name(where: Location | None) -> str | None:

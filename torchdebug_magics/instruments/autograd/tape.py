@@ -22,23 +22,12 @@ from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.tensors import sums_to_one, tensors_in
 from torchdebug_magics.report import Location
 
-Note: TypeAlias = Literal[
-    "",
-    "wraps a graph",
-    "takes probabilities",
-    "takes logits",
-    "compares scores",
-    "asks for more than 0",
-    "no distributions",
-    "too few frames",
-]
+Note: TypeAlias = Literal["", "wraps a graph", "takes probabilities", "takes logits", "too few frames"]
 DISTANCES = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss"})
 _WITH_TARGETS = DISTANCES | {"binary_cross_entropy", "binary_cross_entropy_with_logits"}
 _ROUNDING = 16
 _NO_LOGARITHM, _MOST_TARGETS = 1e-3, 10_000
 _MOST_EVENTS = 512
-_MORE_THAN_ONE = 1.2
-"""A sum of shares that rounding, or smoothing, does not explain."""
 
 
 class StorageNumbers:
@@ -357,16 +346,9 @@ def _was_seen(event: Event) -> bool:
 def note_of(name: str, args: tuple[Any, ...], frame: FrameType | None) -> Note:
     """Of an op that is about to run in the line at which a frame stands."""
     is_loss = name.startswith("nll_loss") and name.endswith("_forward") and type(args[0]) is torch.Tensor and args[0].ndim > 1
-    are_tensors = len(args) > 1 and all(type(argument) is torch.Tensor for argument in args[:2])
     note: Note = _instead_of_logarithms(args[0], 1) if is_loss else ""
     if name == "lift_fresh" and frame is not None and _wraps_graph(frame):
         note = "wraps a graph"
-    elif name == "eq" and are_tensors and _are_scores(*args[:2]):
-        note = "compares scores"
-    elif name in {"gt", "ge"} and len(args) > 1 and type(args[1]) in {int, float} and args[1] <= 0:
-        note = "asks for more than 0"
-    elif name == "xlogy" and are_tensors and args[0] is args[1] and _sum_to_more(args[0]):
-        note = "no distributions"
     elif name == "_log_softmax" and _sums_to_one(args[0], args[1]):
         note = "takes probabilities"
     elif name == "_ctc_loss" and _has_too_few_frames(*args[1:4]):
@@ -385,23 +367,6 @@ def _has_too_few_frames(targets: torch.Tensor, frames: Any, letters: Any) -> boo
         words = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         are_short = [len(word) + int((word[1:] == word[:-1]).sum()) > count for word, count in zip(words, room, strict=True)]
         return 2 * sum(are_short) > len(are_short)
-
-
-def _are_scores(values: torch.Tensor, classes: torch.Tensor) -> bool:
-    """Whether numbers that are no classes are compared with classes."""
-    if not values.is_floating_point() or classes.dtype is not torch.int64 or values.ndim != 1 or values.is_meta or not values.numel():
-        return False
-    with modes_aside(), torch.no_grad():
-        return values.shape == classes.shape and not bool((values == values.round()).any())
-
-
-def _sum_to_more(targets: Any) -> bool:
-    """Whether numbers that may be probabilities sum to more than one in each row, along whichever dimension."""
-    if type(targets) is not torch.Tensor or not targets.is_floating_point() or targets.is_meta or targets.ndim < 2 or not targets.numel():  # noqa: PLR2004
-        return False
-    with modes_aside(), torch.no_grad():
-        sums = [targets.sum(dim).mean() for dim in range(1, targets.ndim)]
-        return bool(targets.min() >= 0) and bool(targets.max() <= 1) and all(bool(each > _MORE_THAN_ONE) for each in sums)
 
 
 def _instead_of_logarithms(values: torch.Tensor, dim: int) -> Note:

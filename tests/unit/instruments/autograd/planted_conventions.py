@@ -165,28 +165,6 @@ CASES = (
         edits=(("log_prob(actions) * advantages", "log_prob(actions) * advantages.detach()"),),
     ),
     Case(
-        name="a focal loss that weights the mean of the batch",
-        kind="early_reduction",
-        text="""\
-def focal(scores, classes, gamma=2):
-    cross_entropy = F.cross_entropy(scores, classes)  #> location
-    likely = torch.exp(-cross_entropy)
-    return (1 - likely) ** gamma * cross_entropy  #> saved
-
-model = nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for x in torch.randn(4, 8, 6):
-    loss = focal(model(x), torch.randint(3, (8,)))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(
-            ("F.cross_entropy(scores, classes)", 'F.cross_entropy(scores, classes, reduction="none")'),
-            ("(1 - likely) ** gamma * cross_entropy", "((1 - likely) ** gamma * cross_entropy).mean()"),
-        ),
-    ),
-    Case(
         name="an activation in place at the beginning of a residual branch",
         kind="overwritten_input",
         text="""\
@@ -249,23 +227,6 @@ for x in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2):  #
         kind="miscounted",
         text=_COUNTS.format("total = 0.0", "pass", "total += loss.item() * x.size(0)", "print(total / len(batches))  #> location"),
         edits=(("total / len(batches)", "total / len(batches.dataset)"),),
-    ),
-    Case(
-        name="a count that begins anew with each batch",
-        kind="miscounted",
-        text=_COUNTS.format(
-            "pass",
-            "correct, count = 0, 0  #> location",
-            "correct += (out.argmax(1) == y).sum().item()\n        count += len(y)",
-            "print(correct / count)",
-        ),
-        edits=(("    pass\n", "    correct, count = 0, 0\n"), ("        correct, count = 0, 0  #> location", "        pass")),
-    ),
-    Case(
-        name="the largest score over the samples",
-        kind="compared_scores",
-        text=_COUNTS.format("pass", "pass", "_, best = out.max(0)  #> location\n        print(best)", "pass"),
-        edits=(("out.max(0)", "out.max(dim=1)"),),
     ),
     Case(
         name="weights that the constructor computes, and that are no parameters",
@@ -333,22 +294,6 @@ for x in torch.randn(4, 2, 1, 6, 6):
         edits=(("masks.squeeze(1)", "masks.squeeze(1) / 255"),),
     ),
     Case(
-        name="a normal sample by its mean",
-        kind="no_gradient",
-        text="""\
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for x in torch.randn(4, 8, 4):
-    mean, deviation = model(x).chunk(2, 1)
-    drawn = torch.normal(mean, deviation.exp())  #> location
-    loss = (drawn - 1).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-""",
-        edits=(("torch.normal(mean, deviation.exp())", "mean + deviation.exp() * torch.randn_like(deviation.exp())"),),
-    ),
-    Case(
         name="a layer that is frozen with a gradient, and moves by momentum",
         kind="frozen_in_vain",
         text="""\
@@ -369,17 +314,6 @@ for step, x in enumerate(torch.randn(6, 8, 4)):
                 "            parameter.requires_grad = False\n            parameter.grad = None",
             ),
         ),
-    ),
-    Case(
-        name="second derivatives of a network of straight pieces",
-        kind="no_gradient",
-        text="""\
-model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(inplace=True), nn.Linear(8, 1))
-x = torch.linspace(-1, 1, 9)[:, None].requires_grad_()
-slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
-curvature = torch.autograd.grad(slope.sum(), x)[0]  #> location
-""",
-        edits=(("nn.ReLU(inplace=True)", "nn.Tanh()"),),
     ),
     Case(
         name="second derivatives by two columns at once",
@@ -411,33 +345,6 @@ for x in torch.randn(4, 8, 3):
     loss.backward()
     optimizer.step()
 """,
-    ),
-    Case(
-        name="items that are cropped in the data themselves",
-        kind="shared_memory",
-        text="""\
-class Boxes(torch.utils.data.Dataset):
-    def __init__(self):
-        self.boxes = [torch.rand(4) + 2 for _ in range(12)]
-
-    def __len__(self):
-        return len(self.boxes)
-
-    def __getitem__(self, index):
-        box = self.boxes[index]  #> location
-        box -= 0.5
-        return box, box.sum()
-
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for epoch in range(2):
-    for x, y in torch.utils.data.DataLoader(Boxes(), batch_size=4, shuffle=True):
-        loss = F.mse_loss(model(x).squeeze(1), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-        edits=(("self.boxes[index]", "self.boxes[index].clone()"),),
     ),
     Case(
         name="a softmax that the model's last line calls, before cross_entropy",
@@ -485,18 +392,57 @@ for x in torch.randn(4, 6, 9, 3):
         edits=(("nn.GRU(3, 8, batch_first=True)", "nn.GRU(3, 8)"),),
     ),
     Case(
-        name="a divergence of several labels at once",
-        kind="loss_input",
+        name="a normal sample by its mean",
+        kind="no_gradient",
         text="""\
-model = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid())
+model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-criterion = nn.KLDivLoss(reduction="batchmean")
 for x in torch.randn(4, 8, 4):
-    loss = criterion(torch.log(model(x) + 1e-7), (x.repeat(1, 2)[:, :5] + 1).sigmoid())  #> location
+    mean, deviation = model(x).chunk(2, 1)
+    drawn = torch.normal(mean, deviation.exp())  #> location
+    loss = (drawn - 1).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 """,
-        edits=(('nn.KLDivLoss(reduction="batchmean")', "nn.BCELoss()"), ("torch.log(model(x) + 1e-7)", "model(x)")),
+        edits=(("torch.normal(mean, deviation.exp())", "mean + deviation.exp() * torch.randn_like(deviation.exp())"),),
+    ),
+    Case(
+        name="second derivatives of a network of straight pieces",
+        kind="no_gradient",
+        text="""\
+model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(inplace=True), nn.Linear(8, 1))
+x = torch.linspace(-1, 1, 9)[:, None].requires_grad_()
+slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+curvature = torch.autograd.grad(slope.sum(), x)[0]  #> location
+""",
+        edits=(("nn.ReLU(inplace=True)", "nn.Tanh()"),),
+    ),
+    Case(
+        name="items that are cropped in the data themselves",
+        kind="shared_memory",
+        text="""\
+class Boxes(torch.utils.data.Dataset):
+    def __init__(self):
+        self.boxes = [torch.rand(4) + 2 for _ in range(12)]
+
+    def __len__(self):
+        return len(self.boxes)
+
+    def __getitem__(self, index):
+        box = self.boxes[index]  #> location
+        box -= 0.5
+        return box, box.sum()
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for epoch in range(2):
+    for x, y in torch.utils.data.DataLoader(Boxes(), batch_size=4, shuffle=True):
+        loss = F.mse_loss(model(x).squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+        edits=(("self.boxes[index]", "self.boxes[index].clone()"),),
     ),
 )

@@ -787,10 +787,10 @@ for x in torch.randn(3, 4, 3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-    history.append(loss)  #> location
-print(np.log10(history))  #> saved
+    history.append(loss)
+print(np.log10(history))  #> location
 """,
-        edits=(("history.append(loss)", "history.append(loss.item())"),),
+        edits=(("np.log10(history)", "np.log10([x.item() for x in history])"),),
     ),
     Case(
         name="numpy() of an output",
@@ -803,6 +803,28 @@ values = out.squeeze(1).numpy()  #> location
 """,
         edits=(("out.squeeze(1).numpy()", "out.squeeze(1).detach().numpy()"),),
     ),
+    Case(
+        name="an overlap of thresholded outputs by logical operations",
+        link="https://discuss.pytorch.org/t/custom-loss-function-iou-is-not-differentiable-can-you-create-a-differentiable-iou-loss",
+        kind="cut",
+        text="""\
+def overlap(outputs, targets):
+    inside = torch.where(outputs < 0.5, 0, 1)  #> location
+    both = torch.logical_and(inside, targets).sum(-1)
+    any_of_them = torch.logical_or(inside, targets).sum(-1)
+    return 1 - (both / any_of_them).mean()
+
+net = nn.Linear(8, 8)
+loss = overlap(net(torch.rand(4, 8)), torch.randint(0, 2, (4, 8)).float())
+loss.backward()
+""",
+        edits=(
+            ("torch.where(outputs < 0.5, 0, 1)", "torch.sigmoid(10 * (outputs - 0.5))"),
+            ("torch.logical_and(inside, targets)", "(inside * targets)"),
+            ("torch.logical_or(inside, targets)", "(inside + targets - inside * targets)"),
+        ),
+    ),
 )
+
 
 CASES = _LEAVES_AND_VIEWS + _SCALARS + _INFERENCE + _INPUTS + _FUNCTIONS + _CHECKPOINTS + _DOUBLE + _OTHER

@@ -604,6 +604,49 @@ for epoch in range(2):
             ),
         ),
     ),
+    Case(
+        name="matrices of sines and cosines that torch.tensor() copies",
+        link="https://stackoverflow.com/questions/59387182/construct-a-rotation-matrix-in-pytorch",
+        kind="no_gradient",
+        text="""\
+angle = torch.randn(1, requires_grad=True)
+cos, sin = torch.cos, torch.sin
+turn = torch.tensor([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]], requires_grad=True)  #> location
+torch.mm(turn, torch.ones(2, 2)).sum().backward()
+""",
+        tensors=("angle",),
+        edits=(
+            (
+                "torch.tensor([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]], requires_grad=True)",
+                "torch.cat([cos(angle), -sin(angle), sin(angle), cos(angle)]).reshape(2, 2)",
+            ),
+        ),
+    ),
+    Case(
+        name="a threshold that is only compared with",
+        link="https://discuss.pytorch.org/t/training-with-threshold-in-pytorch/145962",
+        kind="no_gradient",
+        text="""\
+class Threshold(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.gain = nn.Parameter(torch.tensor(0.2)), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, data):
+        return self.gain * data * (data > self.x).float()  #> location
+
+net = Threshold()
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+data = torch.rand(64)
+for step in range(3):
+    opt.zero_grad()
+    F.mse_loss(net(data), 2 * data * (data > 0.6)).backward()
+    opt.step()
+""",
+        tensors=("x",),
+        edits=(("(data > self.x).float()", "torch.sigmoid(10 * (data - self.x))"),),
+    ),
 )
+
 
 CASES = _TWICE + _CUT

@@ -159,65 +159,62 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
         edits=(("advantage.mean()", "advantage.mean(dim=1, keepdim=True)"),),
     ),
     Case(
-        name="the positional encoding counts the samples of the batch",
+        name="a softmax module over the samples, in a cell that trains nothing",
+        link="https://m.jb51.cc/faq/1816202.html",
         kind="leaking_batch",
         text="""\
-class PositionalEncoding(nn.Module):
-    def __init__(self, dim, longest=50):
-        super().__init__()
-        position, rates = torch.arange(longest).unsqueeze(1), torch.exp(torch.arange(0, dim, 2) * (-3 / dim))
-        pe = torch.zeros(longest, 1, dim)
-        pe[:, 0, 0::2], pe[:, 0, 1::2] = torch.sin(position * rates), torch.cos(position * rates)
-        self.register_buffer("pe", pe)
-
-    def forward(self, x):
-        x = x + self.pe[:x.size(0)]  #> location
-        return x
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.position = nn.Embedding(9, 8), PositionalEncoding(8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.head = nn.Linear(8, 9)
-
-    def forward(self, x):
-        return self.head(self.layer(self.position(self.embed(x))))
-
-net = Net()
-opt = torch.optim.Adam(net.parameters())
-for x in [torch.randint(9, (6, 5)) for _ in range(3)]:
-    loss = F.cross_entropy(net(x).flatten(0, 1), x.flatten())
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
+net = nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2), nn.Softmax(dim=0))  #> location
+batch = torch.rand(3, 9)
+print(net(batch).detach())
+print([net(row).detach() for row in batch])
 """,
-        module="position",
-        edits=(("self.pe[:x.size(0)]", "self.pe[:x.size(1)].transpose(0, 1)"),),
+        ops=("softmax",),
+        module="3",
+        edits=(("nn.Softmax(dim=0)", "nn.Softmax(dim=-1)"),),
     ),
     Case(
-        name="learned positions count the samples of the batch",
+        name="the advantages less their mean over the batch",
+        link="https://github.com/PacktPublishing/Deep-Reinforcement-Learning-Hands-On/issues/52",
         kind="leaking_batch",
         text="""\
-class Net(nn.Module):
+class Dueling(nn.Module):
     def __init__(self):
         super().__init__()
-        self.token, self.place = nn.Embedding(9, 8), nn.Embedding(20, 8)
-        self.rnn, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+        self.adv, self.val = nn.Linear(6, 3), nn.Linear(6, 1)
 
     def forward(self, x):
-        place = torch.arange(x.shape[0]).unsqueeze(1)  #> location
-        h = self.token(x) + self.place(place)
-        return self.head(self.rnn(h)[0][:, -1])
+        adv = self.adv(x)
+        return self.val(x) + adv - adv.mean()  #> location
 
-net = Net()
-opt = torch.optim.Adam(net.parameters())
-for x, y in [(torch.randint(9, (6, 5)), torch.randint(3, (6,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
+net = Dueling()
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+states = torch.randn(4, 6)[[0, 0, 1, 2, 3, 1, 2]]
+for step in range(3):
+    loss = F.mse_loss(net(states).gather(1, torch.zeros(7, 1, dtype=torch.long)).squeeze(1), torch.ones(7))
     opt.zero_grad()
     loss.backward()
     opt.step()
 """,
-        edits=(("torch.arange(x.shape[0]).unsqueeze(1)", "torch.arange(x.shape[1]).unsqueeze(0)"),),
+        ops=("mean",),
+        edits=(("adv.mean()", "adv.mean(dim=1, keepdim=True)"),),
+    ),
+    Case(
+        name="a checkpoint that is read and put into no model",
+        link="https://github.com/cfzd/Ultra-Fast-Lane-Detection/issues/205",
+        kind="never_loaded",
+        text="""\
+import io
+
+trained = nn.Linear(4, 2)
+file = io.BytesIO()
+torch.save({"model": trained.state_dict()}, file)
+file.seek(0)
+net = nn.Linear(4, 2)
+state_dict = torch.load(file)["model"]  #> location
+with torch.no_grad():
+    print(net(torch.ones(1, 4)))
+""",
+        tensors=("state_dict",),
+        edits=(("    print(net", "    net.load_state_dict(state_dict)\n    print(net"),),
     ),
 )

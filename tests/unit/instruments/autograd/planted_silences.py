@@ -1031,74 +1031,6 @@ for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
         edits=(("        h.unsqueeze(1)  #> location\n", ""),),
     ),
     Case(
-        name="pretrained weights whose module is not kept",
-        kind="dropped_result",
-        text="""\
-class Net(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        self.words = nn.Embedding(9, 4)
-        self.words.from_pretrained(weights)  #> location
-        self.last = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.words(x).mean(1))
-
-net = Net(torch.randn(9, 4))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randint(9, (6, 5)), torch.randint(3, (6,))) for _ in range(3)]:
-    loss = F.cross_entropy(net(x), y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-""",
-        edits=(("self.words.from_pretrained(weights)", "self.words = self.words.from_pretrained(weights)"),),
-    ),
-    Case(
-        name="the place of the largest of all scores is compared with each label",
-        kind="early_reduction",
-        text="""\
-net = nn.Linear(5, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-right = 0
-for x, y in [(torch.randn(6, 5), torch.randint(3, (6,))) for _ in range(3)]:
-    scores = net(x)
-    loss = F.cross_entropy(scores, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
-    right += int((scores.argmax() == y).sum())  #> location
-""",
-        edits=(("argmax()", "argmax(dim=-1)"),),
-    ),
-    Case(
-        name="a part is in neither of two optimizers, and has its first weights",
-        kind="not_in_optimizer",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.policy, self.value = nn.Linear(16, 8), nn.Linear(8, 3), nn.Linear(8, 1)
-
-    def forward(self, x):
-        h = torch.tanh(self.body(x))
-        return self.policy(h), self.value(h)
-
-net = Net()
-opt = torch.optim.SGD(net.policy.parameters(), lr=0.1)  #> location
-other = torch.optim.SGD(net.value.parameters(), lr=0.1)  #> location
-for x, y, r in [(torch.randn(6, 16), torch.randint(3, (6,)), torch.randn(6, 1)) for _ in range(3)]:
-    policy, value = net(x)
-    loss = F.cross_entropy(policy, y) + F.mse_loss(value, r)
-    opt.zero_grad()
-    other.zero_grad()
-    loss.backward()
-    opt.step()
-    other.step()
-""",
-        edits=(("SGD(net.policy.parameters()", "SGD([*net.policy.parameters(), *net.body.parameters()]"),),
-    ),
-    Case(
         name="the model is updated on what it is tested on",
         kind="train_in_eval_mode",
         text="""\
@@ -1400,28 +1332,6 @@ lost /= len(valid_loader.dataset)
         edits=(("len(train_loader.dataset)", "len(train_loader.sampler)"), ("len(valid_loader.dataset)", "len(valid_loader.sampler)")),
     ),
     Case(
-        name="a list of one module, multiplied",
-        kind="shared_memory",
-        text="""\
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList([nn.Linear(4, 4)] * 3)  #> location
-        self.head = nn.Linear(4, 3)
-    def forward(self, x):
-        for part in self.parts:
-            x = torch.relu(part(x))
-        return self.head(x)
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    opt.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    opt.step()
-""",
-        edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
-    ),
-    Case(
         name="a sum of losses that the next line overwrites",
         kind="wasted_term",
         text="""\
@@ -1441,21 +1351,6 @@ for x, y, z in [(torch.randn(8, 4), torch.randint(3, (8,)), torch.randn(8, 2)) f
         tensors=("total",),
         edits=(("    total = kind_loss * 1.0  #> location\n", ""),),
         also=("no_gradient",),
-    ),
-    Case(
-        name="probabilities compared with 0",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 1)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.binary_cross_entropy_with_logits(out, y).backward()
-    opt.step()
-    hits = ((torch.sigmoid(out) > 0).float() == y).sum()  #> location
-""",
-        edits=(("> 0)", "> 0.5)"),),
     ),
     Case(
         name="a module that is given an attribute requires_grad",
@@ -1510,38 +1405,6 @@ for x, y in [(torch.randn(8, 4), torch.randint(2, (8, 1)).float()) for _ in rang
     hits = (out.argmax(dim=1) == y[:, 0]).sum()  #> location
 """,
         edits=(("out.argmax(dim=1)", "(out > 0.5).long().squeeze(-1)"),),
-    ),
-    Case(
-        name="the largest scores compared with the classes",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.cross_entropy(out, y).backward()
-    opt.step()
-    best = torch.max(out.data, 1)[0]  #> location
-    hits = (best == y).sum()  #> saved
-""",
-        edits=(("[0]", "[1]"),),
-    ),
-    Case(
-        name="the largest scores and their places, unpacked the wrong way round",
-        kind="compared_scores",
-        text="""\
-net = nn.Linear(4, 3)
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    out = net(x)
-    opt.zero_grad()
-    F.cross_entropy(out, y).backward()
-    opt.step()
-    predicted, _ = out.max(1)  #> location
-    hits = (predicted == y).sum()  #> saved
-""",
-        edits=(("predicted, _ = ", "_, predicted = "),),
     ),
     Case(
         name="the target of cross_entropy before the output",
@@ -1750,39 +1613,26 @@ with torch.no_grad():
         edits=(('        out = config["net"](x)', "        config['net'].eval()\n        out = config[\"net\"](x)"),),
     ),
     Case(
-        name="an evaluation without the standardization",
-        kind="evaluated_on_bytes",
+        name="a list of one module, multiplied",
+        kind="shared_memory",
         text="""\
-net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-train, test = 100 + 20 * torch.randn(64, 6), 100 + 20 * torch.randn(16, 6)
-mean, std = train.mean(0), train.std(0)
-for epoch in range(2):
-    net.train()
-    for x in train.split(16):
-        loss = F.cross_entropy(net((x - mean) / std), torch.randint(2, (16,)))  #> saved
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-    net.eval()
-    with torch.no_grad():
-        right = (net(test).argmax(1) == 1).sum()  #> location
-""",
-    ),
-    Case(
-        name="log-probabilities of the classes that are minimized",
-        kind="loss_input",
-        text="""\
-net = nn.Linear(4, 3)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4)] * 3)  #> location
+        self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        for part in self.parts:
+            x = torch.relu(part(x))
+        return self.head(x)
+net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
-    likely = F.log_softmax(net(x), 1)
-    loss = likely.gather(1, y[:, None]).mean()  #> location
     opt.zero_grad()
-    loss.backward()
+    F.cross_entropy(net(x), y).backward()
     opt.step()
 """,
-        edits=(("loss = likely.gather(1, y[:, None]).mean()", "loss = -likely.gather(1, y[:, None]).mean()"),),
+        edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
     ),
 )
 

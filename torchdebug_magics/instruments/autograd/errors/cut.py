@@ -28,7 +28,6 @@ from torchdebug_magics.probing.source.syntax import (
     copied,
     covers,
     expression,
-    loops_around,
     names_in,
     nodes,
     parsed,
@@ -145,8 +144,8 @@ def _unused(raised: Raised, passed: list[RecordedOp]) -> AutogradFinding | None:
         unused = Unused.of(op)
         if unused is None or op.line is None or (op.line.file, op.line.function) not in places:
             continue
-        is_before = raised.here is None or not unused.covers(raised.here.line)  # it returns before the loss is computed
-        where = unused.returned_at if is_before else None
+        around, here = unused.function, raised.here  # it returns before the loss is computed
+        where = None if here is not None and around is not None and covers(around, here.line) else unused.returned_at
         return raised.finding(
             unused.words if where is not None else f"`{unused.name}` is computed and never used",
             f"`return {unused.name}`" if where is not None else f"compute the loss from `{unused.name}`",
@@ -166,7 +165,7 @@ class Unused(NamedTuple):
     op: RecordedOp
     line: Line
     """The line that gives it the name."""
-    function: ast.AST | None
+    function: ast.stmt | None
     """The innermost around it."""
 
     @classmethod
@@ -179,10 +178,6 @@ class Unused(NamedTuple):
         functions = [node for node in nodes(FUNCTIONS, tree_of(line.file)) if covers(node, line.line)]
         return cls(name, op, line, functions[-1] if functions else None)
 
-    def covers(self, line: int) -> bool:
-        """Whether the function holds a line."""
-        return isinstance(self.function, ast.stmt) and covers(self.function, line)
-
     @property
     def returned(self) -> ast.Return | None:
         """The last statement with which the function returns a value."""
@@ -193,22 +188,6 @@ class Unused(NamedTuple):
         """The line of that."""
         node = self.returned
         return None if node is None else location(self.line.file, node.lineno, self.line.function)
-
-    @property
-    def collected(self) -> tuple[Edit, ...]:
-        """The loop that gives its own variable the results one by one, and keeps none, as a list of them."""
-        tree = tree_of(self.line.file)
-        loop = next((node for node in reversed(loops_around(tree, self.line.line)) if isinstance(node, ast.For)), None)
-        held = loop.iter.args[0] if loop is not None and isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
-        held = held or (loop.iter if loop is not None else None)
-        if tree is None or loop is None or not isinstance(held, ast.Name) or self.name not in bound_names(loop.target):
-            return ()
-        match loop.body:
-            case [ast.Assign([ast.Name(name)], value)] if name == self.name:
-                source = Source(location(self.line.file, loop.lineno, self.line.function), tree)
-                value_text, target, over = map(source.text, (value, loop.target, loop.iter))
-                return (source.replacing(loop, f"{held.id} = [{value_text} for {target} in {over}]", source.text(loop, whole=True)),)
-        return ()
 
     @property
     def words(self) -> str:

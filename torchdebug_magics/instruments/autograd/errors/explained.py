@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.autograd.faults.forgotten import WHY_HIDDEN, 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import (
     attribute_line,
+    edited,
     loop_around,
     named_members,
     out_of_place,
@@ -33,7 +34,7 @@ from torchdebug_magics.probing.graphs import is_graph_leaf
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.edited_source import Source, exchanging
-from torchdebug_magics.probing.source.syntax import SIMPLE, as_atom, called, dotted, expression, names_in, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
@@ -324,17 +325,11 @@ def _kept_by_a_module(raised: Raised) -> AutogradFinding | None:
                 stores = [one for one in nodes(ast.Assign, node) if any(dotted(target) == f"self.{kept}" for target in one.targets)]
                 if not stores:
                     continue
-                where = location(function.__code__.co_filename, stores[0].lineno, function.__name__)
-                tree = tree_of(where.file)
-                detached = f"`self.{kept} = {as_atom(stores[0].value)}.detach()`"
-                if len(using) > 1 or tree is None or kept in names_in(node):
-                    return raised.finding(headline, detached, where, tensor=full)
-                source = Source(where, tree)
-                users = [one for one in nodes(ast.stmt, node) if isinstance(one, SIMPLE) and _uses(one, kept)]
-                local = {one: re.sub(rf"\bself\.{kept}\b", kept, source.text(one)) for one in users}
-                edits = source.merged(source.replacing(one, text) for one, text in local.items())
-                fix = f"use a variable of `{function.__name__}` in its place: `{kept} = {ast.unparse(stores[0].value)}`"
-                return raised.finding(headline, "", where, tensor=full, fix=fix, edits=edits)
+                where, value = location(function.__code__.co_filename, stores[0].lineno, function.__name__), stores[0].value
+                own = f"use a variable of `{function.__name__}` in its place: `{kept} = {ast.unparse(value)}`"
+                return raised.finding(
+                    headline, own if len(using) == 1 else f"`self.{kept} = {as_atom(value)}.detach()`", where, tensor=full
+                )
             return raised.finding(headline, f"delete `{name}.{full}` before the copy", tensor=full)
     return None
 
@@ -362,13 +357,8 @@ def _not_a_leaf(raised: Raised) -> AutogradFinding:
 def _missing(raised: Raised, name: str, tensor: torch.Tensor) -> AutogradFinding:
     headline, why = f"`{name}.grad` is None: `{name}` is not a leaf", "backward() stores gradients in leaves only"
     fix = f"call `{name}.retain_grad()` where it is made"
-    edits: tuple[Edit, ...] = ()
-    made = raised.assigned_at(name)
-    source = None if made is None or (tree := tree_of(made.file)) is None else Source(made, tree)
-    if source is not None and source.statement is not None:
-        edits = (source.after(source.statement, f"{name}.retain_grad()"),)
+    edits = () if tensor.is_leaf else edited(raised.assigned_at(name), f"{name}.retain_grad()", "after")
     if tensor.is_leaf:
-        edits = ()
         headline, why = f"`{name}.grad` is None: no backward() has reached it", ""
         fix = f"call backward() on a loss that uses `{name}` before this line"
         fix = fix if tensor.requires_grad else f"call `{name}.requires_grad_()` before its first use"

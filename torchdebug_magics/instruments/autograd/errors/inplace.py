@@ -17,9 +17,8 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     code_at,
     loop_around,
     named_members,
-    only_write,
+    not_in_place,
     out_of_place,
-    root_modules,
     statement_at,
     writes,
     written_names,
@@ -45,7 +44,6 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
 _CHANGED = "modified by an inplace operation"
-_MADE_BY = re.compile(r"which is output \d+ of (\w+)")
 _MESSAGE = re.compile(r"\[[\w.]+ \[([\d, ]*)\]\](?:, which is output \d+ of \S+?,)? is at version (\d+); expected version (\d+)")
 
 
@@ -208,7 +206,8 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
     """Without a tape: the variable whose version is the one that PyTorch complains of, and the writes to it in the text."""
     complaint = Complaint.of(raised.message)
     node = next((node for node, _ in broken_nodes(raised.roots)), None)
-    op = "" if node is None else _op_of(node.name().rpartition("::")[2])
+    kind = "" if node is None else node.name().rpartition("::")[2].partition("Backward")[0]  # as in `NativeBatchNormBackward0`
+    op = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower().replace("copy_slices", "copy")
     name, where = None, None
     for variable, value in raised.variables() if complaint is not None else ():
         if complaint is not None and complaint.is_of(value):
@@ -217,12 +216,6 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
                 break
     if name is None and node is not None and complaint is not None:
         name, where = _updated(raised, node, complaint)
-    if name is None and where is None and op:
-        leaves = {id(node.variable) for node in nodes_of(raised.roots) if hasattr(node, "variable")}
-        made_by = _MADE_BY.search(raised.message)  # of what was written in place, that is the write
-        writer = "" if made_by is None else _op_of(made_by[1])
-        where = only_write(op, writer, (root for root in root_modules() if any(id(parameter) in leaves for parameter in root.parameters())))
-        name = next(iter(written_names(statement_at(where))), None)
     magic = "%%autograd --every-step" if raised.course.backward_count else "%%torchdebug"
     fix = f"put `{magic}` above the cell and run the cell again: the report names the line that overwrites the tensor"
     if where is not None and where.source.endswith("step()"):
@@ -238,11 +231,6 @@ def _read_from_text(raised: Raised) -> AutogradFinding:
         tensor=name,
         explanation="" if where is None else "read from the graph and the source; `%%torchdebug` above the cell records the write itself",
     )
-
-
-def _op_of(node: str) -> str:
-    """``NativeBatchNormBackward0`` -> ``native_batch_norm``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", node.partition("Backward")[0]).lower().replace("copy_slices", "copy")
 
 
 def _updated(raised: Raised, node: Any, complaint: Complaint) -> tuple[str | None, Location | None]:
@@ -314,15 +302,7 @@ def _made_out_of_place(kind: str) -> tuple[Edit, ...]:
     edits: list[Edit] = []
     for source in cells():
         for statement in [node for node in nodes(ast.stmt, source.tree) if isinstance(node, SIMPLE)]:
-            new = exchanged(statement, lambda node: _without_inplace(node) if called(node) == kind else None)
+            new = exchanged(statement, lambda node: not_in_place(node) if isinstance(node, ast.Call) and called(node) == kind else None)
             if ast.unparse(new) != ast.unparse(statement):
                 edits += source.merged((source.replacing(statement, ast.unparse(new)),))
     return tuple(edits)
-
-
-def _without_inplace(node: ast.AST) -> ast.Call | None:
-    if not isinstance(node, ast.Call):
-        return None
-    kept = [option for option in node.keywords if option.arg != "inplace"]
-    given = [value for value in node.args if not (isinstance(value, ast.Constant) and value.value is True)]
-    return ast.Call(node.func, given, kept) if (len(kept), len(given)) != (len(node.keywords), len(node.args)) else None

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torchdebug_magics.format import byte_size, listed, plural
 from torchdebug_magics.instruments.autograd.errors.raised import Raised, parts_of_value
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import carried_names, loop_around, simple_statements, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import carried_names, edited, loop_around, simple_statements, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.graphs import is_graph_leaf, upstream
 from torchdebug_magics.probing.modules import live
@@ -170,14 +170,12 @@ def _made_before(raised: Raised, loop: Loop) -> AutogradFinding | None:
             headline = f"`{name}` was computed once, before the loop, from what is trained"
             return raised.finding(headline, "", fix=again, edits=edits, tensor=name, explanation=why)
         where = _last_bound(name, loop_file, loop)
-        tree = tree_of(where.file) if where is not None else None
-        source = None if where is None or tree is None else Source(where, tree)
         detached = f"{name} = {name}.detach()"
         return raised.finding(
             f"`{name}` has a graph that was made before the loop",
             f"run `{detached}` once, where it is made",
             where,
-            edits=() if source is None or source.statement is None else (source.after(source.statement, detached),),
+            edits=edited(where, detached, "after"),
             tensor=name,
             first_backward_at=raised.here,
             explanation=f"{why}, and no optimizer trains what it was computed from",
@@ -212,13 +210,11 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
             for code, change in _without_graphs(".".join(filter(None, (name, path))), module, passed)
         }
         if loop is not None and changes:
-            tree, change = tree_of(place.file), "\n".join(changes.values())
-            source = None if tree is None else Source(place, tree)
             return raised.finding(
                 f"{listed([f'`{code}`' for code in changes])} {'keeps' if len(changes) == 1 else 'keep'} the graph of an earlier step",
                 "",
                 fix=f"run {listed([f'`{line}`' for line in changes.values()])} at the start of each step",
-                edits=() if source is None else (source.before(loop.body[0], change),),
+                edits=edited(place, "\n".join(changes.values()), "before", loop.body[0]),
                 tensor=", ".join(changes),
                 explanation="the backward() of that step has freed its graph",
                 **more,

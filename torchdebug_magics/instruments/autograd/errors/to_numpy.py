@@ -8,8 +8,8 @@ import torch
 
 from torchdebug_magics.instruments.autograd.errors.raised import Raised
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.probing.source.edited_source import calls, exchanging
-from torchdebug_magics.probing.source.syntax import as_atom, expression, method, nodes
+from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
 
 WORDS = r"Can't call numpy\(\) on Tensor that requires grad|can't convert (?!meta)\S+ device type tensor to numpy"
 _ELEMENT = "x"
@@ -17,7 +17,7 @@ _ELEMENT = "x"
 
 
 def unread_by_numpy(raised: Raised) -> AutogradFinding | None:
-    """Explained where the tensor is read, or where a list keeps losses with their graphs; None where the line does not tell which it is."""
+    """Explained where the tensor, or a list of tensors, is read; None where the line does not tell which it is."""
     headline = raised.message.splitlines()[0].partition(". Use")[0].rstrip(".")
     # What is on another device is refused before it is asked for its graph.
     conversion = ".detach().cpu()" if "device type" in headline else ".detach()"
@@ -31,8 +31,8 @@ def unread_by_numpy(raised: Raised) -> AutogradFinding | None:
         name = ast.unparse(reads[0])
         edits = exchanging(raised.here, reads[0], expression(f"{as_atom(reads[0])}{conversion}"))
         return raised.finding(headline, f"write `{name}{conversion}` where NumPy reads it", edits=edits, tensor=name)
-    if reads or (kept := _kept_losses(raised)) is not None:
-        return None if reads else kept
+    if reads:
+        return None
     lists = {read.name: elements for read in here if (elements := _tensors_of(read.value))}
     reads = [node for node in nodes(ast.Name, raised.statement) if {node.id} == lists.keys()]
     if len(reads) != 1:
@@ -49,26 +49,3 @@ def _tensors_of(value: object) -> list[torch.Tensor]:
     values = list(value) if isinstance(value, (list, tuple)) else []
     tensors = [item for item in values if isinstance(item, torch.Tensor)]
     return tensors if len(tensors) == len(values) else []
-
-
-def _kept_losses(raised: Raised) -> AutogradFinding | None:
-    """Where a list is given losses of which `backward()` is called."""
-    known = list(calls(raised.here.file)) if raised.here is not None else []
-    losses = {ast.unparse(call.func).removesuffix(".backward") for _, call in known if method(call) == "backward"}
-    filled = [(where, call) for where, call in known if method(call) == "append" and {ast.unparse(part) for part in call.args} & losses]
-    if len(filled) != 1:
-        return None
-    where, call = filled[0]
-    container = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    kept = raised.value(ast.unparse(container))
-    lists = [read.value for read in raised.reads() if isinstance(read.value, list)]
-    if lists and all(each is not kept for each in lists):
-        return None  # another list is read
-    return raised.finding(
-        f"`{ast.unparse(call)}` keeps the loss with its graph, which NumPy cannot read",
-        f"`{ast.unparse(call.func)}({ast.unparse(call.args[0])}.item())`",
-        where,
-        saved_at=raised.here,
-        tensor=ast.unparse(call.args[0]),
-        explanation="NumPy reads only tensors without a graph; `.item()` gives the number alone",
-    )

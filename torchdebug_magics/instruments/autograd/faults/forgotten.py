@@ -24,21 +24,6 @@ _EMPTY = ("[]", "()", "{}", "list()", "dict()")
 _DEEPEST = 3
 
 
-def with_parts(facts: TrainingFacts, kind: str, where: Location | None, names: tuple[str, ...]) -> tuple[Edit, ...]:
-    """``Adam(net.head.parameters())`` with the other parts of `net` that have these parameters."""
-    parts = dict.fromkeys(name.partition(".")[0] for name in names)
-    for call in nodes(ast.Call, statement_at(where)):
-        match call:
-            case ast.Call(args=[ast.Call(ast.Attribute(ast.Attribute(whole, part), "parameters"), []) as given, *_]) if (
-                called(call) == kind
-            ):
-                roots = [root for root in facts.roots if {part, *parts} <= dict(root.named_children()).keys()]
-                others = [expression(f"{ast.unparse(whole)}.{name}.parameters()") for name in parts]
-                every = ast.List([ast.Starred(each, ast.Load()) for each in (given, *others)], ast.Load())
-                return exchanging(where, given, every) if roots else ()
-    return ()
-
-
 def with_model(where: Location | None, model: str) -> tuple[str, tuple[Edit, ...]]:
     """(fix, edits) where an optimizer is made with another model's parameters; empty where it is not made so."""
     for call in nodes(ast.Call, statement_at(where)):

@@ -8,59 +8,27 @@ from itertools import pairwise
 
 import torch
 
-from torchdebug_magics.instruments.autograd.faults.broadcasts import accidental_broadcast
+from torchdebug_magics.instruments.autograd.faults import (
+    broadcasts,
+    left_out,
+    loss_terms,
+    meant_axes,
+    misfit_losses,
+    modes,
+    overwritten_inputs,
+    remade_leaves,
+    shared_memory,
+    wasted_parts,
+)
+from torchdebug_magics.instruments.autograd.faults.data import unread
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import predicted_leak
-from torchdebug_magics.instruments.autograd.faults.data.unread import unread_checkpoints, unread_evaluation_data
-from torchdebug_magics.instruments.autograd.faults.left_out import (
-    missing_gradients,
-    nothing_reached,
-    stopped_gradients,
-    wrong_tensors,
-)
-from torchdebug_magics.instruments.autograd.faults.loss_terms import driven_values, early_reductions, unlike_reductions, weighted_by_itself
-from torchdebug_magics.instruments.autograd.faults.meant_axes import moved_axes, one_column, one_row_for_all, other_axis, other_classes
-from torchdebug_magics.instruments.autograd.faults.misfit_losses import (
-    compared_scores,
-    misfit_losses,
-    several_labels,
-    unaligned_targets,
-    unlikely_classes,
-)
-from torchdebug_magics.instruments.autograd.faults.modes import (
-    dropped_in_evaluation,
-    evaluated_in_training_mode,
-    evaluated_on_bytes,
-    frozen_in_vain,
-    frozen_statistics,
-    moved_though_frozen,
-    trained_in_eval_mode,
-)
-from torchdebug_magics.instruments.autograd.faults.overwritten_inputs import overwritten_inputs
-from torchdebug_magics.instruments.autograd.faults.remade_leaves import losses_made_once, remade_leaves, unkept_gradients
-from torchdebug_magics.instruments.autograd.faults.shared_memory import (
-    alias_finding,
-    comparison_finding,
-    repeated_entries,
-    repeated_finding,
-    repeated_module,
-)
-from torchdebug_magics.instruments.autograd.faults.wasted_parts import (
-    constant_gradients,
-    dropped_results,
-    dropped_sums,
-    linear_chains,
-    samples_without_gradient,
-    unused_weights,
-    wasted_terms,
-)
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around
+from torchdebug_magics.instruments.autograd.source_readings import code_at, edited, finding, loop_around
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, Zeroed
 from torchdebug_magics.probing.modules import live
 from torchdebug_magics.probing.names import variable_of
-from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.syntax import Loop, last_name, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.steps import parameters_of
@@ -118,24 +86,12 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if empty is not None and empty.is_hint and facts.course.steps_count:
         empty = None  # beside a training, no validation set may be meant
     has_classes = any(op.name.startswith("nll_loss") for op in facts.tape.ops)
-    in_order = watched.loaders.sorted_batches() if has_classes else None
-    loaders = watched.loaders
-    yield from filter(
-        None,
-        (
-            empty,
-            in_order,
-            loaders.unread_batches(),
-            loaders.repeated,
-            loaders.stored.rewritten(),
-            watched.stale,
-            watched.leak if facts.course.backwards else predicted_leak(watched.recorder),
-            watched.restored,
-        ),
-    )
-    yield from watched.loaders.samples.faults(has_classes=has_classes)
+    leak = watched.leak if facts.course.backwards else predicted_leak(watched.recorder)
+    loaders, lasting = watched.loaders, (watched.stale, leak, watched.restored)
+    yield from filter(None, (empty, loaders.unread_batches(), loaders.repeated, *lasting))
+    yield from loaders.samples.faults(has_classes=has_classes)
     yield from list(miscounted(facts, loaders.sizes))[:1]
-    yield from filter(None, (repeated_module(facts.roots),))
+    yield from filter(None, (loaders.stored.rewritten(), shared_memory.repeated_module(facts.roots)))
     yield from watched.recorder.functions.wrong
     yield from watched.derivatives.faults
 
@@ -143,15 +99,14 @@ def _seen_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _shared_memory(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """What should be a copy of the parameters, and is updated with them."""
     updated = {use.memory for op in facts.tape.ops if op.in_optimizer for use in op.writes}
-    comparisons = [each for each in facts.watched.recorder.comparisons.values() if each is not None and each.op.reads[0].memory in updated]
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-    if comparisons:
-        yield comparison_finding(comparisons[0], files)
+    compared = facts.watched.recorder.comparisons.values()
+    if (pair := next((pair for pair in compared if pair[1] and pair[0].reads[0].memory in updated), None)) is not None:
+        yield shared_memory.comparison_finding(*pair, facts.files)
     written = {use.memory for op in facts.tape.ops if op.in_optimizer or not op.initializes for use in op.writes}
-    if lists := list(repeated_entries(files[0], written, facts.tape.numbers.of)) if files else []:
-        yield repeated_finding(lists)
+    if lists := list(shared_memory.repeated_entries(facts.statements(), written, facts.tape.numbers.of)):
+        yield shared_memory.repeated_finding(lists)
     trained = [root for root in facts.roots if not facts.updated.isdisjoint(map(id, root.parameters()))]
-    if (alias := alias_finding(trained, files[0]) if files else None) is not None:
+    if (alias := shared_memory.alias_finding(trained, facts.statements())) is not None:
         yield alias
 
 
@@ -302,17 +257,14 @@ def _updated_by_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         tensor = next((tensor for tensor in live(torch.Tensor) if id(tensor) in kept), None)
         name = None if tensor is None else facts.names.get(id(tensor)) or variable_of(tensor)
-        where, tree = later.where, None if later.where is None else tree_of(later.where.file)
-        source = None if where is None or tree is None else Source(where, tree)
-        is_variable = name is not None and name.isidentifier() and source is not None and source.statement is not None
-        new = f"{name}.grad = None"
+        is_variable = name is not None and name.isidentifier()
+        new = f"{name if is_variable else 'tensor'}.grad = None"
         yield finding(
             "never_zeroed",
             f"the gradient of {f'`{name}`' if name else 'a tensor'} is never zeroed",
-            where,
-            f"run `{new if is_variable else 'tensor.grad = None'}` before `{code_at(where, 'backward')}`",
-            fix=f"run `{new if is_variable else 'tensor.grad = None'}` before `{code_at(where, 'backward')}`",
-            edits=(source.before(source.statement, new),) if is_variable and source is not None and source.statement is not None else (),
+            later.where,
+            fix=f"run `{new}` before `{code_at(later.where, 'backward')}`",
+            edits=edited(later.where, new, "before") if is_variable else (),
             explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
         )
         return
@@ -338,13 +290,13 @@ def _only_added_up(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 
 _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
-    _seen_at_once, moved_axes, one_row_for_all, other_axis, early_reductions, weighted_by_itself, accidental_broadcast, _shared_memory,
-    driven_values, nothing_reached, wrong_order,
-    remade_leaves, losses_made_once, unkept_gradients,
-    wrong_tensors, frozen_in_vain, moved_though_frozen, samples_without_gradient, missing_gradients,
-    stopped_gradients, constant_gradients, misfit_losses, unaligned_targets, several_labels, unlikely_classes, compared_scores,
-    one_column, other_classes,
-    trained_in_eval_mode, evaluated_in_training_mode, dropped_in_evaluation, unlike_reductions,
-    evaluated_on_bytes, frozen_statistics, wasted_terms, dropped_sums, linear_chains,
-    dropped_results, unused_weights, overwritten_inputs, unread_checkpoints, unread_evaluation_data,
+    _seen_at_once, meant_axes.moved_axes, meant_axes.one_row_for_all, meant_axes.other_axis, loss_terms.early_reductions,
+    broadcasts.accidental_broadcast, _shared_memory, loss_terms.driven_values, left_out.nothing_reached, wrong_order,
+    remade_leaves.remade_leaves, remade_leaves.losses_made_once, remade_leaves.unkept_gradients,
+    left_out.wrong_tensors, modes.frozen_in_vain, modes.moved_though_frozen, wasted_parts.samples_without_gradient,
+    left_out.missing_gradients, left_out.stopped_gradients,
+    wasted_parts.constant_gradients, misfit_losses.misfit_losses, misfit_losses.unaligned_targets, meant_axes.one_column,
+    modes.trained_in_eval_mode, modes.evaluated_in_training_mode, modes.dropped_in_evaluation, loss_terms.unlike_reductions,
+    modes.evaluated_on_bytes, modes.frozen_statistics, wasted_parts.wasted_terms, wasted_parts.dropped_sums, wasted_parts.linear_chains,
+    wasted_parts.dropped_results, overwritten_inputs.overwritten_inputs, unread.unread_checkpoints, unread.unread_evaluation_data,
 )  # fmt: skip

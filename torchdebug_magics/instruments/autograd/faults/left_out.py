@@ -8,6 +8,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, pairwise
+from typing import Any
 
 import torch
 
@@ -29,7 +30,6 @@ from torchdebug_magics.instruments.autograd.faults.forgotten import (
     registering,
     with_group,
     with_model,
-    with_parts,
 )
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
@@ -48,16 +48,15 @@ from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_later
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, tree_of
 from torchdebug_magics.probing.steps import parameters_of
-from torchdebug_magics.probing.storages import local_of
 from torchdebug_magics.report import Edit, Location
 
 _NORMS = frozenset({"native_layer_norm", "native_group_norm"})
 """Ops that return the means by which they normalize, too."""
 _FIXES = frozenset({"load_state_dict", "from_pretrained", "lerp_", "copy_"})
 """What gives weights that are not to be trained: a checkpoint, a moving average."""
+_NAMES_A_PART = re.compile(r"\w+\.\w+(\.\w+)*\.parameters\(\)")
 _FEWEST_STEPS = 3
 _PRODUCTS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
-_FEWEST_DRAWN, _OFF = 64, 0.1
 _WITH_DERIVATIVE = {
     "softmax": "apply it along the dimension of the scores: along one of size 1 it gives 1 for any score",
     "log_softmax": "give the loss the score of a single output as it is, or its sigmoid: along a dimension of size 1, it gives 0",
@@ -71,7 +70,6 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Compares the tensors that get gradients with those that the optimizers update, in the recorded steps."""
     if not facts.course.steps or not facts.course.backwards:
         return
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
     forgotten = facts.not_updated(facts.parameters)
     updated = {id(tensor) for optimizer in facts.optimizers for tensor in parameters_of(optimizer)}
     trained = [root for root in facts.roots if any(id(parameter) in updated for parameter in root.parameters())]
@@ -82,9 +80,9 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     hidden = [each for each in by_hand if each.parameter.grad is None or facts.tape.numbers.of(each.parameter.grad) not in read]
     if hidden:
         where = attribute_line(hidden[0].owner, hidden[0].attribute)
-        yield _not_updated(tuple(each.name for each in hidden), where, registering(hidden), WHY_HIDDEN)
+        yield _not_updated(tuple(each.name for each in hidden), where, registering(hidden), explanation=WHY_HIDDEN)
         return
-    yield from _in_no_module(facts, files)
+    yield from _in_no_module(facts)
     if not forgotten:
         return
     called = [seen.root for seen in facts.watched.recorder.root_calls.values()]
@@ -92,7 +90,7 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for optimizer in facts.optimizers:
         if any(tensor.requires_grad and id(tensor) not in of_models | facts.reached for tensor in parameters_of(optimizer)):
             name = facts.called(optimizer)
-            where, first = made_at(optimizer, name, files), facts.course.backwards[0].line
+            where, first = made_at(optimizer, name, facts.files), facts.course.backwards[0].line
             fix, edits = made_later(where, first.line if first is not None else 0)
             alive = [model for root in called if (model := root()) is not None and any(True for _ in model.parameters())]
             models = set(filter(None, map(variable_of, alive)))
@@ -111,27 +109,27 @@ def wrong_tensors(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             )
             return
     optimizer, name = _in_charge(facts, set(forgotten))
-    where = made_at(optimizer, name, files)
+    where = made_at(optimizer, name, facts.files)
     missing = list(_missing_by_mistake(facts, updated, forgotten, where))
     if names := facts.names_of(missing):
         fix = f"create `{name}` with all parameters, including {_listed(names)}"
         if copy := _copy_of_trained(trained, facts.roots, missing):  # no edit: whoever trains a target network gets worse values
             fix = f"if `{copy}` is a target network, call it under `torch.no_grad()`; otherwise also pass its parameters to `{name}`"
-        edits = with_parts(facts, type(optimizer).__name__, where, names)
-        missed = replace(_not_updated(names, where, fix, edits=edits), is_hint=bool(edits))  # whoever names a part may mean that one alone
-        group = () if edits or copy else with_group(facts, name, where, missing)
-        added = f"{fix}, as by `{group[0].new.splitlines()[-1]}`" if group else fix
-        yield replace(missed, fix=added, edits=group, fix_state="compiles") if group else missed
+        edits = () if copy else with_group(facts, name, where, missing)
+        fix = f"{fix}, as by `{edits[0].new.splitlines()[-1]}`" if edits else fix
+        is_of_trained = any({*map(id, root.parameters())}.issuperset(map(id, missing)) for root in trained)
+        is_hint = is_of_trained and where is not None and _NAMES_A_PART.search(where.source) is not None  # which may be meant alone
+        yield _not_updated(names, where, "", fix=fix, edits=edits, is_hint=is_hint)
 
 
-def _in_no_module(facts: TrainingFacts, files: Iterable[str]) -> Iterator[AutogradFinding]:
+def _in_no_module(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Parameters that the user's code holds in a variable only."""
     loose = facts.not_updated(facts.loose)
     names = tuple(name for parameter in loose.values() if (name := variable_of(parameter) or next(iter(held_as(parameter)), None)))
     if names:
         _, optimizer = _in_charge(facts, set(loose))
         fix = f"also pass {_listed(names)} to `{optimizer}`: `parameters()` returns only what a module holds"
-        yield _not_updated(names, assigned_at(names[0], files), fix)
+        yield _not_updated(names, assigned_at(names[0], facts.files), fix)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -164,10 +162,10 @@ def _in_charge(facts: TrainingFacts, forgotten: set[int]) -> tuple[torch.optim.O
     return optimizer, facts.called(optimizer)
 
 
-def _not_updated(names: tuple[str, ...], where: Location | None, fix: str, why: str = "", edits: tuple[Edit, ...] = ()) -> AutogradFinding:
+def _not_updated(names: tuple[str, ...], where: Location | None, advice: str, **more: Any) -> AutogradFinding:
     headline = f"{len(names)} parameters get gradients, but no optimizer updates them"
     headline = f"`{names[0]}` gets gradients, but no optimizer updates it" if len(names) == 1 else headline
-    return finding("not_in_optimizer", headline, where, fix, edits=edits, parameters=names, tensor=names[0], explanation=why)
+    return finding("not_in_optimizer", headline, where, advice, parameters=names, tensor=names[0], **more)
 
 
 def _missing_by_mistake(
@@ -175,36 +173,19 @@ def _missing_by_mistake(
 ) -> Iterator[torch.nn.Parameter]:
     """Part of an updated module, of a partly frozen model, or of a second model in training mode.
 
-    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train; less so if several
-    optimizers share the model, and their weights are those that they were made with.
+    Whole parts may be left out on purpose, where the line that creates the optimizer names the part to train.
     """
     trains_a_model = not updated.isdisjoint(facts.parameters)
-    by_optimizer = [set(map(id, parameters_of(optimizer))) for optimizer in facts.optimizers]
-    names_a_part = line is not None and re.search(r"\w+\.\w+(\.\w+)*\.parameters\(\)", line.source) is not None
+    names_a_part = line is not None and _NAMES_A_PART.search(line.source) is not None
     for root in facts.roots:
         members = dict(root.named_parameters())
         mixed = {name.rpartition(".")[0] for name, member in members.items() if id(member) in updated}
         is_frozen_in_part = any(not member.requires_grad for member in members.values())
         # Else an input is optimized, as an image.
         is_wanted = (is_frozen_in_part or not names_a_part) if mixed else root.training and trains_a_model
-        shares = sum(not members_held.isdisjoint(map(id, members.values())) for members_held in by_optimizer)
-        drawn = set() if is_wanted or shares < 2 else _as_drawn(root)  # noqa: PLR2004 - who trains a part alone may mean just that
         for name, member in members.items():
-            if id(member) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed or id(member) in drawn):
+            if id(member) in forgotten and (is_wanted or name.rpartition(".")[0] in mixed):
                 yield member
-
-
-def _as_drawn(root: torch.nn.Module) -> set[int]:
-    """The ids of parameters of layers whose weights are the random numbers that PyTorch made them with: nothing has trained them."""
-    kinds = torch.nn.Linear, torch.nn.modules.conv._ConvNd
-    layers = [part for part in root.modules() if isinstance(part, kinds) and not part.weight.is_meta]
-    drawn = set[int]()
-    for layer in layers:
-        values = local_of(layer.weight.detach()).abs()
-        bound = layer.weight[0].numel() ** -0.5  # of a uniform distribution
-        if values.numel() >= _FEWEST_DRAWN and float(values.max()) <= bound * 1.001 and abs(float(values.mean()) / bound - 0.5) < _OFF:
-            drawn.update(map(id, layer.parameters()))
-    return drawn
 
 
 def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -368,7 +349,6 @@ def _no_gradient(
             f"{subject} no gradient: {dropped.words}",
             dropped.line.location,
             f"use `{dropped.name}` in what `{dropped.line.function}` returns",
-            edits=dropped.collected,
             op=dropped.op,
             saved_at=dropped.returned_at,
             tensor=name,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.source_readings import calls_of, finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, Use, walk
 from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, expression, last_name, nodes, targets_of
@@ -42,35 +42,32 @@ _LEAST_WEIGHT, _LEAST_SUM = 0.1, 2
 
 
 def early_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """What is one number for the whole batch already when it meets the weights, the mask or the labels of the elements, or is ranked."""
+    """What is one number for the whole batch already when it meets the weights or the mask of the elements, or is ranked."""
     yield from _ranked_at_once(facts)
     for op in facts.tape.ops:
-        if op.name not in {"mul", "eq"} or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
+        if op.name != "mul" or not op.is_forward or len(op.reads) != 2:  # noqa: PLR2004 - a pair
             continue
         number, each = sorted(op.reads, key=lambda use: len(use.shape))
         sizes = _without_ones(each.shape)
         if number.shape or each.requires_grad or math.prod(sizes) < 2:  # noqa: PLR2004 - of several elements
             continue
-        is_loss = op.name == "mul"
-        reduction = _reduction(op, sizes, is_loss=is_loss)
-        if reduction is None or (is_loss and not (number.requires_grad and _goes_into_a_loss(facts, op))):
+        reduction = _reduction(op, sizes) if number.requires_grad and _goes_into_a_loss(facts, op) else None
+        if reduction is None:
             continue
         if reduction.name == "sum" and _per_element(reduction) == sizes:
             continue  # the product of two sums, as of log-probabilities and returns
         fix, edits = _later_reduced(reduction, each.shape)
         what = _LOSSES.get(reduction.name, (reduction.name,))[0]
-        then = f"the weights of {shape(each.shape)} multiply it" if is_loss else f"{shape(each.shape)} labels are compared with it"
-        reason = "each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them"
         yield finding(
             "early_reduction",
-            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before {then}",
+            f"`{what}` makes one number of {shape(reduction.reads[0].shape)} before the weights of {shape(each.shape)} multiply it",
             reduction.where,
             fix,
             edits=edits,
             op=what,
             saved_at=op.where if op.where != reduction.where else None,
             module=reduction.module,
-            explanation=reason if is_loss else "without a dimension, it is the place of the largest of all scores",
+            explanation="each weight multiplies the whole batch: the elements are not weighted, and the term counts once for each of them",
             is_hint=reduction.name in _REDUCTIONS,
         )
         return
@@ -103,45 +100,11 @@ def _ranked_at_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         return
 
 
-def weighted_by_itself(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The mean loss of a batch, multiplied by what is computed of it, as a focal loss weights each sample by its own loss."""
-    for op in facts.tape.ops:
-        if op.name != "mul" or not op.is_forward or len(op.sources) != 2 or any(use.shape or not use.requires_grad for use in op.reads):  # noqa: PLR2004 - a pair
-            continue
-        for (_, loss), (_, factor) in itertools.permutations(op.sources):
-            if not is_mean_loss(loss) or not loss.reads[0].shape:
-                continue
-            way = list(walk([factor], lambda op, loss=loss: () if op is loss else op.parents))  # type: ignore[misc]
-            if loss not in way or not any(each.name == "exp" for each in way):
-                continue
-            elements = _per_element(loss)
-            fix, edits = _later_reduced(loss, elements)
-            is_averaged = any(later.name in _REDUCTIONS for later in facts.consumers.get(op.index, ()))
-            value = getattr(statement_at(op.where), "value", None)
-            if not is_averaged and isinstance(value, ast.expr):
-                fix += ", and take the mean of the product"
-                mean = ast.Call(ast.Attribute(value, "mean", ast.Load()), [], [])
-                edits = (*edits, *exchanging(op.where, value, mean)) if edits and op.where != loss.where else ()
-            what = _LOSSES[loss.name][0]
-            yield finding(
-                "early_reduction",
-                f"`{what}` makes one number of {math.prod(elements)} samples before it is weighted by itself",
-                loss.where,
-                fix,
-                edits=edits,
-                op=what,
-                saved_at=op.where if op.where != loss.where else None,
-                module=loss.module,
-                explanation="each sample is to be weighted by its own loss: here all get the weight of their mean",
-            )
-            return
-
-
 def unlike_reductions(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss of two terms of which one is the mean over all elements, and the other one a sum over a batch, or over each sample."""
     for seen in facts.course.backwards:
         root = facts.tape.origin(seen.loss, seen.index) if seen.is_recorded else None
-        terms = list(_weighted_terms(root)) if root is not None else []
+        terms = list(terms_of(root, in_graph=True)) if root is not None else []
         means = [op for op, _ in terms if (op.name == "mean" and len(op.reads[0].shape) > 1) or is_mean_loss(op)]
         sums = [(op, op) for op, factor in terms if op.name == "sum" and _is_whole(op, factor) and _is_divergence(op)]
         sums += [(op, each) for op, factor in terms if op.name == "mean" and abs(factor) >= _LEAST_WEIGHT and (each := _of_each(op))]
@@ -179,12 +142,14 @@ def _of_each(mean: RecordedOp) -> RecordedOp | None:
 
 def _summed(mean: RecordedOp, *, is_mean_of_samples: bool) -> tuple[Edit, ...]:
     """The mean as a sum; divided by the number of samples where the other term is."""
-    plain = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if last_name(call.func) == "mean"]
+    plain = [(mean.where, call) for call in nodes(ast.Call, statement_at(mean.where)) if called(call) == "mean"]
     made = _calls_of(mean) if mean.name in _LOSSES else [pair for pair in plain if len(pair[1].args) + len(pair[1].keywords) <= 1]
     if len(made) != 1:
         return ()
     where, call = made[0]
-    new: ast.expr = with_option(call, "reduction", "sum") if mean.name in _LOSSES else _as_sum(call)
+    new: ast.expr = with_option(call, "reduction", "sum")
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "mean":
+        new = ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
     if is_mean_of_samples and (not call.args or not isinstance(call.args[0], ast.Name)):
         return ()  # a module, which is made elsewhere, or an expression
     return exchanging(where, call, expression(f"{ast.unparse(new)} / len({ast.unparse(call.args[0])})") if is_mean_of_samples else new)
@@ -195,18 +160,13 @@ def is_mean_loss(op: RecordedOp) -> bool:
     return op.name in _LOSSES and op.number in _OF_MEAN
 
 
-def _as_sum(call: ast.Call) -> ast.Call:
-    assert isinstance(call.func, ast.Attribute)  # its name is the last of a dotted one
-    return ast.Call(ast.Attribute(call.func.value, "sum", ast.Load()), call.args, call.keywords)
-
-
-def _weighted_terms(root: RecordedOp) -> Iterator[tuple[RecordedOp, float]]:
-    """The ops that reduce to the numbers that are added up to a loss, each with its factor; NaN where that is not known."""
+def terms_of(root: RecordedOp, *, in_graph: bool = False) -> Iterator[tuple[RecordedOp, float]]:
+    """The numbers that are added up to a loss, each with its factor, NaN where that is not known; `in_graph`: those with a gradient."""
     todo = [(root, 1.0)]
     while todo:
         op, factor = todo.pop()
-        parts = [maker for use, maker in op.sources if use.requires_grad]
-        is_number = bool(op.makes) and not op.makes[0].shape
+        parts = [maker for use, maker in op.sources if use.requires_grad or not in_graph]
+        is_number = bool(op.makes) and not op.makes[0].shape and bool(parts)
         if is_number and op.name in {"add", "sub", "neg", "rsub"}:
             todo += [(part, factor) for part in parts]
         elif is_number and op.name in {"mul", "div"} and len(parts) == 1 and not op.reads[0].shape:
@@ -236,15 +196,13 @@ def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
-def _reduction(meeting: RecordedOp, sizes: tuple[int, ...], *, is_loss: bool) -> RecordedOp | None:
+def _reduction(meeting: RecordedOp, sizes: tuple[int, ...]) -> RecordedOp | None:
     """The op that made the number that an op reads, of a tensor with dimensions of these sizes first."""
     numbers = [maker for use, maker in meeting.sources if not use.shape]
     for maker in walk(numbers, lambda op: [parent for use, parent in op.sources if not use.shape and not op.reads[0].shape]):
         read = maker.reads[0] if maker.reads else None
-        names = (_REDUCTIONS | _LOSSES.keys()) if is_loss else {"argmax"}
-        if read is not None and read.shape and maker.name in names and (read.requires_grad or not is_loss):
-            elements = _per_element(maker)
-            return maker if elements[: len(sizes)] == sizes and (is_loss or len(elements) > len(sizes)) else None
+        if read is not None and read.shape and maker.name in _REDUCTIONS | _LOSSES.keys() and read.requires_grad:
+            return maker if _per_element(maker)[: len(sizes)] == sizes else None
     return None
 
 
@@ -280,14 +238,11 @@ def _later_reduced(reduction: RecordedOp, wanted: tuple[int, ...]) -> tuple[str,
     return fix, _with_option([(where, call) for call in written], "dim", value) if fits else ()
 
 
-def _calls_of(loss: RecordedOp) -> list[tuple[Location | None, ast.Call]]:
+def _calls_of(loss: RecordedOp) -> Sequence[tuple[Location | None, ast.Call]]:
     """Where a loss is called, or its module made, which takes ``reduction``."""
-    where, names = loss.where, _LOSSES[loss.name]
-    here = [(where, call) for call in nodes(ast.Call, statement_at(where)) if called(call) in names]
-    file = "" if where is None else where.file
-    made = here or [(at, call) for at, call in calls(file) if called(call) in names]
-    called_as = set(map(last_name, targets_of(statement_at(made[0][0])))) if len(made) == 1 and made[0][0] != where else set()
-    uses = [call for _, call in calls(file) if called_as and last_name(call.func) in called_as]
+    made = calls_of(loss, _LOSSES[loss.name])
+    called_as = set(map(last_name, targets_of(statement_at(made[0][0])))) if len(made) == 1 and made[0][0] != loss.where else set()
+    uses = [call for _, call in calls(made[0][0].file) if last_name(call.func) in called_as] if called_as else []
     return made if len(uses) <= 1 else []  # a module that others call as well is to stay as it is
 
 
@@ -301,7 +256,7 @@ def _left_out(where: Location | None, written: list[ast.Call]) -> tuple[Edit, ..
     return exchanging(where, call, call.func.value) if isinstance(call.func, ast.Attribute) else ()
 
 
-def _with_option(made: list[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
+def _with_option(made: Sequence[tuple[Location | None, ast.Call]], name: str, value: str | int | tuple[int, ...]) -> tuple[Edit, ...]:
     """The edit of the only call."""
     return exchanging(made[0][0], made[0][1], with_option(made[0][1], name, value)) if len(made) == 1 else ()
 

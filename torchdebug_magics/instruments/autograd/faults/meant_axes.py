@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
-from torchdebug_magics.probing.source.edited_source import Source, calls, exchanging
+from torchdebug_magics.probing.source.edited_source import calls, exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.moved_axes import MovedAxis
 from torchdebug_magics.probing.source.syntax import called, dotted, expression, nodes, tree_of
@@ -61,7 +60,6 @@ _ELEMENTWISE = frozenset(
 )
 """What leaves each element of scores, and of the weights made of them, at its place among the last two dimensions."""
 _PRODUCTS = frozenset({"mm", "bmm"})
-_NORMED = frozenset({"_log_softmax", "_softmax"})
 
 
 def other_axis(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -136,36 +134,6 @@ def with_dim(call: ast.Call, dim: int) -> ast.Call:
     return with_option(plain, "dim", dim)
 
 
-def other_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The place of the largest score over another dimension than that which the loss takes for the classes."""
-    classes: dict[tuple[int, tuple[int, ...]], set[int]] = defaultdict(set)
-    for op in facts.tape.ops:
-        if op.name in _NORMED and op.number is not None:
-            for use in (*op.reads[:1], *op.makes[:1]):  # of another shape, it is another view of the same numbers
-                classes[use.memory, use.shape].add(int(op.number) % len(use.shape))
-    for op in facts.tape.ops:
-        scores = op.reads[0] if op.name in {"argmax", "max"} and op.reads and op.number is not None else None
-        known = set[int]() if scores is None else classes.get((scores.memory, scores.shape), set())
-        if scores is None or len(known) != 1 or len(set(scores.shape)) < len(scores.shape):
-            continue
-        taken, meant = int(op.number or 0) % len(scores.shape), next(iter(known))
-        statement = statement_at(op.where)
-        calls_here = [call for call in nodes(ast.Call, statement) if called(call) == op.name]
-        calls_here = [call for call in calls_here if op.name == "argmax" or _takes_places(statement, call)]
-        if meant in (taken, 0) or len(calls_here) != 1:
-            continue
-        yield finding(
-            "compared_scores",
-            f"`{op.name}` over dimension {taken} of {shape(scores.shape)}: the loss has its classes along dimension {meant}",
-            op.where,
-            f"ask for the largest along `dim={meant}`",
-            edits=exchanging(op.where, calls_here[0], with_dim(calls_here[0], meant)),
-            op=op.name,
-            explanation="along the samples, it is the best sample for each class",
-        )
-        return
-
-
 def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """The place of the largest score of one: 0 for each sample, whatever the model says."""
     has_logits = any(op.name == "binary_cross_entropy_with_logits" for op in facts.tape.ops)
@@ -176,20 +144,20 @@ def one_column(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         statement = statement_at(op.where)
         call = next((node for node in nodes(ast.Call, statement) if called(node) == op.name), None)
         is_column = len(scores) > 1 and scores[-1] == 1 and math.prod(scores) == math.prod(place) > 1
-        is_column = is_column and _is_compared(facts, op) and not any(_is_wider(other, op) for other in facts.tape.ops)
+        alike = [other.reads[0].shape[-1:] for other in facts.tape.ops if other.name == op.name and other.line == op.line and other.reads]
+        is_column = is_column and _is_compared(facts, op) and set(alike) == {(1,)}  # else the same line has had more than one score
         if call is None or not is_column or (op.name == "max" and (len(op.makes) == 1 or not _takes_places(statement, call))):
             continue
-        maker = op.parents[0] if op.parents else None
+        maker = next(iter(op.parents), None)
         while maker is not None and maker.name in {"detach", "alias", "view", "_to_copy"}:
-            maker = maker.parents[0] if maker.parents else None
+            maker = next(iter(maker.parents), None)
         threshold = 0.5 if maker is not None and maker.name == "sigmoid" else 0 if has_logits else None
+        with_what = "a threshold" if threshold is None else f"{threshold}, in place of `{ast.unparse(call)}`"
         yield finding(
             "compared_scores",
             f"`{op.name}` of one score in a sample gives place 0: the same class for all",
             op.where,
-            "compare the score with a threshold"
-            if threshold is None
-            else f"compare the score with {threshold}, in place of `{ast.unparse(call)}`",
+            f"compare the score with {with_what}",
             edits=()
             if threshold is None
             else _thresholded(op, statement, call, threshold, keeps=place == scores or _meets(facts, op, scores)),
@@ -209,11 +177,6 @@ def _meets(facts: TrainingFacts, op: RecordedOp, scores: tuple[int, ...]) -> boo
     """Whether the places are compared with classes that have the shape of the scores."""
     comparisons = (each for each in facts.consumers.get(op.index, ()) if each.name == "eq")
     return any(use.shape == scores for each in comparisons for use in each.reads)
-
-
-def _is_wider(other: RecordedOp, op: RecordedOp) -> bool:
-    """Whether the same line has had more than one score."""
-    return other.name == op.name and other.line == op.line and bool(other.reads) and other.reads[0].shape[-1:] != (1,)
 
 
 def _takes_places(statement: ast.stmt | None, call: ast.Call) -> bool:
@@ -239,9 +202,7 @@ def _thresholded(op: RecordedOp, statement: ast.stmt | None, call: ast.Call, thr
     new = expression(f"({ast.unparse(scores)} > {threshold}).long()" + ("" if keeps else ".squeeze(-1)"))
     match statement:
         case ast.Assign([ast.Tuple([ast.Name("_"), name])], value) if value is call:
-            tree = tree_of(op.where.file)
-            source = None if tree is None else Source(op.where, tree)
-            return () if source is None else (source.replacing(statement, f"{ast.unparse(name)} = {ast.unparse(new)}"),)
+            return edited(op.where, f"{ast.unparse(name)} = {ast.unparse(new)}", statement=statement)
     owner = next((node for node in nodes((ast.Subscript, ast.Attribute), statement) if node.value is call), None)
     return exchanging(op.where, owner if owner is not None and op.name == "max" else call, new)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, sequential_at, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import calls_of, finding, sequential_at, statement_at
 from torchdebug_magics.instruments.autograd.tape import DISTANCES, RecordedOp, walk
-from torchdebug_magics.probing.source.edited_source import calls, exchanging, made_as
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, dotted, expression, last_name, nodes
 from torchdebug_magics.probing.tensors import RANGES
-from torchdebug_magics.report import Edit, Location
+from torchdebug_magics.report import Edit
 
 _OF_LOGITS = {
     "_log_softmax": ("cross_entropy", "_softmax"),
@@ -36,13 +36,13 @@ _UNEQUAL = {
     "_log_softmax": ("cross_entropy", "CrossEntropyLoss"),
 }
 """(function, module), by the first op, of losses whose two arguments mean different things."""
-_COMPARED = {"compares scores": frozenset({"max", "topk", "sort"}), "asks for more than 0": frozenset({"sigmoid"})}
-"""The ops whose results must not be compared so."""
-_AVERAGES = frozenset({"mean", "sum", "div", "squeeze", "unsqueeze", "ones_like", "detach", *_PASSES_ON, "_local_scalar_dense"})
 _MOST_VIEWS = 32
 """One behind the other; a tensor that is written in a loop is a view of itself as often as it is written."""
 _DIVERGENCE = "kl_div", "KLDivLoss"
 _BYTE = 255
+_FAR = 2
+"""Targets up to here are probabilities with noise; below 0, they mostly stand for what is left out."""
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _OF_PROBABILITIES = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
 
 
@@ -51,9 +51,11 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for op in facts.tape.ops:
         if not op.is_forward or not op.makes:
             continue
+        span = op.target_span
+        far = span if span is not None and span[0] >= 0 and span[1] >= _FAR else None
         is_reduced = not op.makes[0].shape  # else what becomes of each value is not known
         is_loss = op.name != "_log_softmax" or any(later.name.startswith("nll_loss") for later in facts.consumers.get(op.index, ()))
-        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (op.target_span is not None and op.name in DISTANCES)
+        may_limit = op.name in _OF_LOGITS or op.name.startswith("nll_loss") or (span is not None and op.name in DISTANCES)
         maker = _limiting(op) if may_limit else None
         if (names := _UNEQUAL.get(op.name)) is not None and _is_called(op, names) and _has_learned_target(facts, op):
             yield _swapped(op, names)
@@ -63,12 +65,10 @@ def misfit_losses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             yield _of_logits(op, maker)
         elif is_reduced and op.name.startswith("nll_loss") and op.note in {"takes probabilities", "takes logits"}:
             yield _of_logarithms(op, maker if op.note == "takes probabilities" else None, "nll_loss")
-        elif is_reduced and op.name in _OF_PROBABILITIES and len(op.reads) == 2 and _are_counts(op.target_span):  # noqa: PLR2004 - no weight
-            yield _of_other_targets(op, op.target_span or (0, _BYTE))
-        elif op.name in DISTANCES and op.target_span is not None and max(map(abs, op.target_span)) > 1 + _NOISE and (cell := _cell(op)):
-            yield _of_a_cell(op, cell, op.target_span)
-        elif is_reduced and maker is not None and op.target_span is not None and not _is_within(op.target_span, maker):
-            yield _of_distance(op, maker, op.target_span)
+        elif is_reduced and far is not None and op.name in _OF_PROBABILITIES and len(op.reads) == 2:  # noqa: PLR2004 - no weight
+            yield _of_other_targets(op, far)
+        elif is_reduced and span is not None and maker is not None and not _reaches(maker, span):
+            yield _of_distance(op, maker, span)
         else:
             continue
         return
@@ -89,38 +89,23 @@ def unaligned_targets(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         )
 
 
-def unlikely_classes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Log-probabilities of the classes whose mean itself is the loss: each update makes the right class less likely."""
-    losses = {backward.loss for backward in facts.course.backwards if backward.is_recorded}
-    for op in facts.tape.ops:
-        maker = _before_views(next(iter(op.parents), None)) if op.name in {"gather", "index"} and op.is_forward else None
-        if maker is None or maker.name != "_log_softmax":
-            continue
-        later = list(walk([op], lambda each: facts.consumers.get(each.index, ())))
-        last = next((each for each in later if any(use.tensor in losses for use in each.makes)), None)
-        if last is None or not all(each is op or each.name in _AVERAGES for each in later):
-            continue
-        value: ast.expr | None = getattr(statement_at(last.where), "value", None)
-        new = None if value is None else ast.UnaryOp(ast.USub(), value)
-        yield finding(
-            "loss_input",
-            "the log-probabilities of the right classes are minimized",
-            last.where,
-            "write a minus before them" if new is None else f"`{ast.unparse(new)}`",
-            edits=() if value is None else exchanging(last.where, value, new),
-            op=op.name,
-            saved_at=op.where if op.where != last.where else None,
-            explanation="they are below 0, and each update makes the loss smaller: these classes become less likely",
-        )
-        return
-
-
 def _limiting(op: RecordedOp) -> RecordedOp | None:
     """The activation whose output a loss receives; of an input whose rows sum to one, the nearest softmax upstream."""
     maker = _before_views(next(iter(op.parents), None))
     if op.note == "takes probabilities" and (maker is None or maker.name != "_softmax"):
         maker = next((each for each in walk(op.parents, lambda later: later.parents) if each.name == "_softmax"), None)
-    return maker if maker is not None and maker.name.removeprefix("_") in RANGES and any(use.requires_grad for use in maker.reads) else None
+    is_limited = maker is not None and (_limits(maker) is not None if op.name in DISTANCES else maker.name.removeprefix("_") in RANGES)
+    return maker if is_limited and maker is not None and any(use.requires_grad for use in maker.reads) else None
+
+
+def _limits(maker: RecordedOp) -> tuple[float, float] | None:
+    """Between what an activation keeps its results, or a recurrent layer its state, a product of a sigmoid and a tanh."""
+    return (-1.0, 1.0) if maker.module_type in _RECURRENT else RANGES.get(maker.name.removeprefix("_"))
+
+
+def _reaches(maker: RecordedOp, span: tuple[float, float]) -> bool:
+    (low, high), rest = _limits(maker) or span, _NOISE * (span[1] - span[0])
+    return low - rest <= span[0] and span[1] <= high + rest
 
 
 def _before_views(maker: RecordedOp | None, *others: str) -> RecordedOp | None:
@@ -147,7 +132,7 @@ def _of_logits(op: RecordedOp, maker: RecordedOp) -> AutogradFinding:
         op=name,
         saved_at=op.where,
         module=maker.module,
-        explanation=reason if is_twice else f"{_range(maker)}: with such logits, the loss cannot come near 0",
+        explanation=reason if is_twice else f"{_limited(maker)}: with such logits, the loss cannot come near 0",
     )
 
 
@@ -157,8 +142,8 @@ def _of_logarithms(op: RecordedOp, softmax: RecordedOp | None, loss: str) -> Aut
     if softmax is not None:
         edits, where = _changed(softmax, lambda call: _renamed(call, _WITH_LOGARITHM)), softmax.where
     else:
-        changes = (exchanging(where, call, _renamed(call, _OF_LOGITS_TOO)) for where, call in _loss_calls(op))
-        edits = next(filter(None, changes), ())
+        made = calls_of(op, _OF_LOGITS_TOO)
+        edits = exchanging(made[0][0], made[0][1], _renamed(made[0][1], _OF_LOGITS_TOO)) if len(made) == 1 else ()
     to = "-1" if loss == "nll_loss" else "below 0"
     return finding(
         "loss_input",
@@ -171,30 +156,6 @@ def _of_logarithms(op: RecordedOp, softmax: RecordedOp | None, loss: str) -> Aut
         module=softmax.module if softmax is not None else None,
         explanation="it takes the number of the right class as it is: the loss "
         + (f"goes down to {to}, and its gradients are small" if softmax is not None else "falls below 0, and has no least value"),
-    )
-
-
-def several_labels(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """A divergence of rows that are no distributions, each column of which is a probability of its own."""
-    op = next((op for op in facts.tape.ops if op.note == "no distributions" and op.is_forward and _is_called(op, _DIVERGENCE)), None)
-    if op is None or op.line is None:
-        return
-    edits: tuple[Edit, ...] = ()
-    for call in (call for call in nodes(ast.Call, statement_at(op.where)) if len(call.args) > 1):
-        inner = call.args[0].args[0] if isinstance(call.args[0], ast.Call) and called(call.args[0]) == "log" else None
-        inner = inner.left if isinstance(inner, ast.BinOp) and isinstance(inner.right, ast.Constant) else inner  # it is kept from 0
-        for where, made in made_as(op.line.file, last_name(call.func), _DIVERGENCE[1]) if inner is not None else ():
-            new = expression(f"{ast.unparse(made.func).rpartition('.')[0] or 'torch.nn'}.BCELoss()")
-            here = ast.Call(call.func, [inner, *call.args[1:]], call.keywords)  # type: ignore[list-item]  # it is not None here
-            edits = (*exchanging(where, made, new), *exchanging(op.where, call, here))
-    yield finding(
-        "loss_input",
-        "`kl_div` takes distributions, and the probabilities in each row of its target sum to more than 1",
-        op.where,
-        "use `nn.BCEWithLogitsLoss()`, or `nn.BCELoss()` for probabilities, which take each column by itself",
-        edits=edits if len(edits) == 2 else (),  # noqa: PLR2004 - where it is made, and where it is called
-        op="kl_div",
-        explanation="of such targets, the loss has no least value at the right answer: it goes on falling as all outputs grow",
     )
 
 
@@ -245,22 +206,21 @@ def _softmax_beside(facts: TrainingFacts, op: RecordedOp) -> RecordedOp | None:
 
 
 def _of_distance(op: RecordedOp, maker: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
+    is_cell, kind = maker.module_type in _RECURRENT, maker.module_type
     return finding(
         "loss_input",
-        f"the targets go from {number(span[0])} to {number(span[1])}, and `{maker.name.strip('_')}` {_range(maker)}",
+        f"the targets go from {number(span[0])} to {number(span[1])}, and `{maker.module if is_cell else maker.name.strip('_')}` "
+        + _limited(maker),
         maker.where,
-        f"remove {_described(maker)} before `{op.name}`, or scale the targets",
+        f"put a linear layer between the {kind} and the loss"
+        if is_cell
+        else f"remove {_described(maker)} before `{op.name}`, or scale the targets",
         edits=_changed(maker, lambda _: None),
         op=maker.name.strip("_"),
         saved_at=op.where,
         module=maker.module,
         explanation="the model cannot reach targets that lie outside",
     )
-
-
-def _are_counts(span: tuple[float, float] | None) -> bool:
-    """Whether targets are far from probabilities; below 0, they mostly stand for what is left out."""
-    return span is not None and span[0] >= 0 and span[1] >= 2  # noqa: PLR2004 - noise around 1 is less
 
 
 def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
@@ -280,31 +240,8 @@ def _of_other_targets(op: RecordedOp, span: tuple[float, float]) -> AutogradFind
     )
 
 
-def _cell(op: RecordedOp) -> RecordedOp | None:
-    """The recurrent layer whose output a loss receives as it is."""
-    maker = _before_views(next(iter(op.parents), None))
-    return maker if maker is not None and maker.module_type in {"LSTM", "GRU", "RNN"} else None
-
-
-def _of_a_cell(op: RecordedOp, cell: RecordedOp, span: tuple[float, float]) -> AutogradFinding:
-    return finding(
-        "loss_input",
-        f"the targets go from {number(span[0])} to {number(span[1])}, and `{cell.module}` gives numbers from -1 to 1",
-        cell.where,
-        f"put a linear layer between the {cell.module_type} and the loss",
-        op=cell,
-        saved_at=op.where,
-        explanation="the state of a recurrent layer is a product of a sigmoid and a tanh, and can reach no target that lies outside",
-    )
-
-
-def _is_within(span: tuple[float, float], maker: RecordedOp) -> bool:
-    (low, high), rest = RANGES[maker.name.removeprefix("_")], _NOISE * (span[1] - span[0])
-    return low - rest <= span[0] and span[1] <= high + rest
-
-
-def _range(maker: RecordedOp) -> str:
-    low, high = RANGES[maker.name.removeprefix("_")]
+def _limited(maker: RecordedOp) -> str:
+    low, high = _limits(maker) or (-math.inf, math.inf)
     return f"gives no number below {low:g}" if high == math.inf else f"gives numbers from {low:g} to {high:g}"
 
 
@@ -345,55 +282,3 @@ def _renamed(call: ast.Call, names: dict[str, str]) -> ast.Call | None:
         return None
     function = ast.Attribute(call.func.value, new, ast.Load()) if isinstance(call.func, ast.Attribute) else ast.Name(new, ast.Load())
     return ast.Call(function, call.args, call.keywords)
-
-
-def _loss_calls(op: RecordedOp) -> Iterator[tuple[Location, ast.Call]]:
-    """The calls that compute a loss, or make its module."""
-    if op.where is not None:
-        here = [(op.where, call) for call in nodes(ast.Call, statement_at(op.where))]
-        for name, made in (("nll_loss", here), ("NLLLoss", calls(op.where.file))):
-            named = [(where, call) for where, call in made if called(call) == name]
-            yield from named if len(named) == 1 else ()
-
-
-def compared_scores(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """The largest scores, where the classes that have them are meant, compared with classes; and probabilities with 0, as logits are."""
-    for op in facts.tape.ops:
-        maker = _before_views(next(iter(op.parents), None), "detach") if op.note in _COMPARED else None
-        if maker is None or maker.name not in _COMPARED[op.note]:
-            continue
-        is_probability = maker.name == "sigmoid"
-        where = op.where if is_probability else maker.where
-        yield finding(
-            "compared_scores",
-            "`sigmoid` gives numbers above 0: the comparison holds for all"
-            if is_probability
-            else "scores are compared with classes: none is equal",
-            where,
-            "compare with 0.5, or the logits with 0" if is_probability else "compare the classes of the largest scores, `argmax(1)`",
-            edits=_with_half(where) if is_probability else _of_indices(where),
-            op=op.name,
-            saved_at=op.where if where is not op.where else None,
-            explanation="a probability of 0.5 is a logit of 0"
-            if is_probability
-            else "`max(1)` returns the largest values first, and then their places, which are the classes",
-        )
-        return
-
-
-def _with_half(where: Location | None) -> tuple[Edit, ...]:
-    """The comparison with 0.5 in the place of 0, where the line has only one."""
-    zeros = [node for node in nodes(ast.Compare, statement_at(where)) if [*map(ast.unparse, node.comparators)] in (["0"], ["0.0"])]
-    return exchanging(where, zeros[0], ast.Compare(zeros[0].left, zeros[0].ops, [ast.Constant(0.5)])) if len(zeros) == 1 else ()
-
-
-def _of_indices(where: Location | None) -> tuple[Edit, ...]:
-    """The second of the two results in the place of the first."""
-    statement = statement_at(where)
-    for part in nodes(ast.Subscript, statement):
-        if called(part.value) in {"max", "topk", "sort"} and isinstance(part.slice, ast.Constant) and part.slice.value == 0:
-            return exchanging(where, part, ast.Subscript(part.value, ast.Constant(1), ast.Load()))
-    match statement:
-        case ast.Assign([ast.Tuple([values, places]) as target]):
-            return exchanging(where, target, ast.Tuple([places, values], ast.Store()))
-    return ()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice, takewhile
+from itertools import islice
 
 import torch
 
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instruments.autograd.faults.data.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
-from torchdebug_magics.instruments.autograd.graph_recorder import Numbers, RootCall
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import code_at, finding, loop_around, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import code_at, edited, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, Tape, walk
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source import edited_source
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.syntax import (
     blocks,
     called,
@@ -28,7 +27,6 @@ from torchdebug_magics.probing.source.syntax import (
     loops_around,
     method,
     nodes,
-    read_names,
     tree_of,
 )
 from torchdebug_magics.report import Edit, Location
@@ -41,8 +39,6 @@ _FEWEST_INPUTS = 3
 """Of a model that is called in a loop, and has hardly more than two in one call."""
 _SCALE = 20.0
 """Ratio of the largest numbers of two inputs from which on one of them is taken for unscaled."""
-_CENTERED, _SPREAD, _FAR = 0.5, 2.0, 10.0
-"""How near to 0 the mean of standardized data is, by what factor their deviation may differ from 1, and how far others are from it."""
 
 
 def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -60,30 +56,14 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
             where = call_line(seen.op)
             value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
             name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
-            switched = _switched_before(where, name)
             yield finding(
                 "eval_in_train_mode",
                 f"`{name}` is evaluated in training mode",
                 where,
-                fix=f"`{name}.eval()` in place of `{name}.train()`"
-                if switched
-                else f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
-                edits=switched,
+                f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
                 explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
                 is_hint=True,
             )
-
-
-def _switched_before(where: Location | None, name: str) -> tuple[Edit, ...]:
-    """Evaluation mode in place of the training mode that the statement before the line asks for, with nothing of the model's between."""
-    tree = None if where is None else tree_of(where.file)
-    if where is None or tree is None:
-        return ()
-    source = Source(where, tree)
-    before = [*takewhile(lambda statement: statement is not source.statement, source.block_of(source.statement))]
-    using = [statement for statement in before if hasattr(statement, "body") or name.partition(".")[0] in read_names(statement)]
-    is_switch = bool(using) and ast.unparse(using[-1]) == f"{name}.train()"
-    return (source.replacing(using[-1], f"{name}.eval()"),) if is_switch else ()
 
 
 def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -187,9 +167,6 @@ def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if usual is None or seen.numbers is None or usual.numbers is None:
             continue
         if seen.numbers.are_bytes == usual.numbers.are_bytes:
-            if _is_of_another_scale(seen.numbers, usual.numbers):
-                yield _unprepared(seen, usual)
-                return
             continue
         words = ("evaluated", "trained") if seen.numbers.are_bytes else ("trained", "evaluated")
         scaled, largest = sorted((seen.numbers.largest, usual.numbers.largest))
@@ -204,28 +181,6 @@ def evaluated_on_bytes(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 explanation="whole numbers up to 255 are pictures as they are stored",
             )
             return
-
-
-def _is_of_another_scale(seen: Numbers, usual: Numbers) -> bool:
-    """Whether one of the two inputs is centered on 0 with a deviation of 1, as standardized data are, and the other far from that."""
-    standard, other = sorted((seen, usual), key=lambda numbers: abs(numbers.mean))
-    is_standard = abs(standard.mean) < _CENTERED and 1 / _SPREAD < standard.deviation < _SPREAD
-    return is_standard and abs(other.mean) > _FAR * max(standard.deviation, other.deviation / _SPREAD, 1.0)
-
-
-def _unprepared(seen: RootCall, usual: RootCall) -> AutogradFinding:
-    assert seen.numbers is not None
-    assert usual.numbers is not None
-    words = [f"{number(numbers.mean)} ± {number(numbers.deviation)}" for numbers in (usual.numbers, seen.numbers)]
-    return finding(
-        "evaluated_on_bytes",
-        f"`{seen.name}` is trained on numbers of {words[0]}, and evaluated on numbers of {words[1]}",
-        call_line(seen.op),
-        "prepare the data for both in the same way: one of them is standardized, and one is not",
-        saved_at=call_line(usual.op),
-        explanation="mean and standard deviation of the first batch of each",
-        is_hint=True,
-    )
 
 
 def _scaled_at(where: Location | None, model: str) -> tuple[Edit, ...]:
@@ -285,14 +240,12 @@ def _moving_statistics(
     if len(around) > 1 or "".join(around).rpartition(".")[2].isdigit():
         of_kind = f"isinstance(part, torch.nn.{kind.__name__}) and not any(one.requires_grad for one in part.parameters())"
         code = f"{name}.apply(lambda part: part.eval() if {of_kind} else part)"
-    tree = tree_of(where.file) if trains is not None and where is not None else None
-    source = Source(where, tree) if where is not None and tree is not None else None
     return finding(
         "frozen_statistics",
         f"`{listed(sorted(around))}` is frozen, but its {kind.__name__} statistics are updated",
         where,
         fix=f"call `{code}` after `{where.source}`" if trains is not None and where is not None else f"call `{code}` before the loop",
-        edits=() if source is None or source.statement is None else (source.after(source.statement, code),),
+        edits=edited(where, code, "after") if trains is not None else (),
         module=next(iter(moving)),
         parameters=tuple(moving),
         explanation="`requires_grad=False` keeps the parameters; in training mode, each forward changes the running mean and variance",
@@ -305,20 +258,16 @@ def frozen_in_vain(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         for path, module in root.named_modules():
             if vars(module).get("requires_grad") is not False or facts.updated.isdisjoint(map(id, module.parameters())):
                 continue
-            files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-            for where, statement in statements(files[0]) if files else ():
+            for where, statement in facts.statements():
                 match statement:
                     case ast.Assign([ast.Attribute(holder, "requires_grad")], ast.Constant(False)) if last_name(holder) == path.rpartition(
                         "."
                     )[2] or variable_of(module) == ast.unparse(holder):
-                        frozen = ast.Expr(expression(f"{ast.unparse(holder)}.requires_grad_(False)"))
-                        source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None
                         yield finding(
                             "frozen_in_vain",
                             f"`{path or ast.unparse(holder)}` is not frozen, and is updated: a module has no `requires_grad` of its own",
                             where,
-                            f"write `{ast.unparse(frozen)}`",
-                            edits=() if source is None else (source.replacing(statement, ast.unparse(frozen)),),
+                            edits=edited(where, f"{ast.unparse(holder)}.requires_grad_(False)", statement=statement),
                             module=path,
                             explanation="Python gives the module a new attribute of that name; the parameters keep theirs",
                         )
@@ -330,10 +279,8 @@ def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     moved = facts.watched.moved & facts.reached  # not by a gradient that the user's code gives
     if not moved:
         return
-    parameters = [parameter for parameter in facts.parameters.values() if id(parameter) in moved]
-    names = facts.names_of(parameters)
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-    for where, statement in statements(files[0]) if files else ():
+    names = facts.names_of(parameter for parameter in facts.parameters.values() if id(parameter) in moved)
+    for where, statement in facts.statements():
         match statement:
             case ast.Assign([ast.Attribute(holder, "requires_grad")], value) if ast.unparse(value) != "True":
                 new = f"{ast.unparse(holder)}.grad = None"
@@ -343,13 +290,12 @@ def moved_though_frozen(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 new = f"{ast.unparse(holder)}.grad = None" if is_one else f"{ast.unparse(holder)}.zero_grad()"
             case _:
                 continue
-        source = Source(where, tree) if (tree := tree_of(where.file)) is not None else None
         yield finding(
             "frozen_in_vain",
             f"the optimizer goes on updating {plural(len(moved), 'frozen parameter')}: a gradient is still there",
             where,
             fix=f"run `{new}` after it",
-            edits=() if source is None or not source.is_alone(statement) else (source.after(statement, new),),
+            edits=edited(where, new, "after"),
             tensor=names[0] if names else None,
             parameters=names,
             explanation="an optimizer passes by what has no gradient; a gradient of 0 still moves by momentum and weight decay",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.instruments.autograd.source_readings import finding, not_in_place
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.source.call_sites import constructor_call
 from torchdebug_magics.probing.source.edited_source import exchanging
@@ -43,7 +42,7 @@ def overwritten_inputs(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 f"`{writer.module}` overwrites in place what `{child}` is given, and this line reads it afterwards",
                 reader.where,
                 f"make `{writer.module}` without `inplace=True`",
-                edits=() if made is None else exchanging(*made, _not_in_place(made[1])),
+                edits=() if made is None else exchanging(*made, not_in_place(made[1])),
                 op=writer,
                 saved_at=writer.where if writer.where != reader.where else None,
                 explanation="the skip connection adds what the activation has left, and not what came in",
@@ -61,9 +60,3 @@ def _child(outer: str | None, inner: str) -> str:
 
 def _is_within(path: str | None, module: str) -> bool:
     return path is not None and (path == module or path.startswith(f"{module}."))
-
-
-def _not_in_place(call: ast.Call) -> ast.Call:
-    """The call of an activation without ``inplace``, by name or as the last argument."""
-    numbers = [argument for argument in call.args if not (isinstance(argument, ast.Constant) and argument.value is True)]
-    return ast.Call(call.func, numbers, [option for option in call.keywords if option.arg != "inplace"])

@@ -11,19 +11,17 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, calls, cells, statements
+from torchdebug_magics.probing.source.edited_source import calls, cells, statements
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     called,
     covers,
     enclosing,
-    exchanged,
-    expression,
     last_name,
     loops_around,
     names_in,
@@ -31,7 +29,6 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
     tree_of,
 )
-from torchdebug_magics.report import Edit
 
 _FEWEST_PASSES = 3
 _KEEPS = frozenset({"retain_grad", "requires_grad_", "register_hook"})
@@ -60,12 +57,11 @@ def remade_leaves(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if not common:
         return
     line = min(common, key=lambda line: line.line)
-    edits = _made_in_init(line)
     what = ast.unparse(_made_at(line) or ast.Pass())
     where = f"each call of `{line.function}`" if line.function == "forward" else "each round of the loop"
     fix = f"make `{what}` once, {'in `__init__`, and call it in `forward`' if line.function == 'forward' else 'before the loop'}"
     why = "its parameters are drawn anew each time, so that nothing is learned: no update changes the next ones"
-    yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, fix=fix, edits=edits, explanation=why)
+    yield finding("remade", f"`{what}` is made anew in {where}", line.location, fix, explanation=why)
 
 
 def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -82,12 +78,12 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             continue
         calls_here = [call.func for call in nodes(ast.Call, statement_at(where)) if isinstance(call.func, ast.Attribute)]
         name = next((ast.unparse(func.value) for func in calls_here if func.attr == "backward"), "")
-        loops, tree = loops_around(tree_of(where.file), where.line), tree_of(where.file)
+        loops = loops_around(tree_of(where.file), where.line)
         bound = [
             (at, each) for at, each in statements(where.file) if isinstance(each, ast.Assign) and name in map(ast.unparse, each.targets)
         ]
         bound = [(at, each) for at, each in bound if at.file != where.file or not any(covers(loop, at.line) for loop in loops)]
-        if not loops or not bound or tree is None:
+        if not loops or not bound:
             continue
         made_at, made = bound[0]
         values = dict(user_names(sys._getframe()))
@@ -100,7 +96,7 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             f"`{name}` was computed once, before the loop: each backward() gives the gradients of its first value",
             where,
             fix=f"compute `{name}`, and what it is computed from, inside the loop, before each backward()",
-            edits=(Source(where, tree).before(loops[-1].body[0], ast.unparse(made)),) if is_whole else (),
+            edits=edited(where, ast.unparse(made), "before", loops[-1].body[0]) if is_whole else (),
             tensor=name,
             saved_at=made_at,
             explanation="`retain_graph=True` keeps the graph, and what it has saved; the updates since then have no part in it",
@@ -110,11 +106,10 @@ def losses_made_once(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 
 def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A variable whose ``.grad`` the code reads after backward(), though it was computed: autograd keeps gradients of leaves alone."""
-    files = [op.line.file for op in reversed(facts.tape.ops) if op.line is not None]
-    values = dict(user_names(sys._getframe())) if files and facts.course.backward_count else {}
-    for where, statement in statements(files[0]) if values else ():
+    values = dict(user_names(sys._getframe())) if facts.course.backward_count else {}
+    for where, statement in facts.statements() if values else ():
         for node in nodes(ast.Attribute, statement):
-            if node.attr != "grad" or isinstance(node.ctx, ast.Store) or where.file != files[0]:
+            if node.attr != "grad" or isinstance(node.ctx, ast.Store) or where.file != facts.files[0]:
                 continue
             value = value_of(node.value, sys._getframe(), values)
             if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.retains_grad:
@@ -130,14 +125,12 @@ def unkept_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             bound = [(at, each, target) for at, each in statements(where.file) for target in targets_of(each) if last_name(target) == last]
             # Of a module's attribute, the statement in its class.
             made = [(at, each, target) for at, each, target in bound if type(target) is type(node.value)]
-            source = Source(made[0][0], tree) if made and (tree := tree_of(made[0][0].file)) is not None else None
-            kept = f"{ast.unparse(made[0][2])}.retain_grad()" if made else ""
             yield finding(
                 "no_gradient",
                 f"`{name}.grad` is None: `{name}` was computed, and only leaves keep their gradient",
                 where,
                 fix=f"call `{name}.retain_grad()` after it is computed, before backward()",
-                edits=() if source is None else (source.after(made[0][1], kept),),
+                edits=edited(made[0][0], f"{ast.unparse(made[0][2])}.retain_grad()", "after", made[0][1]) if made else (),
                 tensor=name,
                 saved_at=made[0][0] if made else None,
                 explanation="the gradient of what is computed on the way is let go as soon as it is passed on",
@@ -170,30 +163,3 @@ def _made_at(line: Line) -> ast.Call | None:
 def _makes_module(call: ast.Call) -> bool:
     kind = getattr(torch.nn, called(call), None)
     return isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-
-
-def _made_in_init(line: Line) -> tuple[Edit, ...]:
-    """Each module of torch's that the forward makes as an attribute that the constructor sets; none where its arguments are not there."""
-    tree = tree_of(line.file)
-    kind = next((node for node in reversed([*nodes(ast.ClassDef, tree)]) if covers(node, line.line)), None)
-    functions = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)} if kind is not None else {}
-    forward, constructor = functions.get("forward"), functions.get("__init__")
-    if tree is None or forward is None or constructor is None or line.function != "forward":
-        return ()
-    source = Source(line.location, tree)
-    local = {argument.arg for argument in (*forward.args.args[1:], *forward.args.kwonlyargs)}
-    local |= {node.id for node in nodes(ast.Name, forward) if isinstance(node.ctx, ast.Store)}
-    edits, made = list[Edit](), list[str]()
-    for statement in forward.body:
-        new: dict[str, ast.expr] = {}
-        for call in nodes(ast.Call, statement):
-            if _makes_module(call):
-                name = f"{called(call).lower()}{len(made) + 1}"
-                new[ast.dump(call)] = expression(f"self.{name}")
-                made.append(f"self.{name} = {ast.unparse(call)}")
-                if names_in(call) & local - {argument.arg for argument in constructor.args.args}:
-                    return ()
-        if new:
-            text = ast.unparse(exchanged(statement, lambda node, new=new: new.get(ast.dump(node))))  # type: ignore[misc]
-            edits.append(source.replacing(statement, text))
-    return (*source.merged(edits), source.after(constructor.body[-1], "\n".join(made))) if made else ()

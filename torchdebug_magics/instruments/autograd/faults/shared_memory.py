@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, finding, statement_at
+from torchdebug_magics.instruments.autograd.source_readings import assigned_at, attribute_line, edited, finding, statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -25,9 +25,7 @@ from torchdebug_magics.probing.source.syntax import (
     as_atom,
     bound_names,
     called,
-    copied,
     enclosing,
-    exchanged,
     expression,
     method,
     names_in,
@@ -62,29 +60,36 @@ class Taken(NamedTuple):
     """How many ops were recorded before."""
 
 
-class Comparison(NamedTuple):
-    """An op that gives the same for every value, as both of its tensors are one memory under two names."""
-
-    op: RecordedOp
-    names: tuple[str, ...]
-
-
 def names_compared(op: RecordedOp, given: tuple[Any, Any], frame: FrameType) -> tuple[str, ...]:
-    """The names under which an op that is about to run is given one memory twice.
+    """The names under which an op that is about to run, and that gives the same for every value, is given one memory twice.
 
     Empty where it has one name, or where both are parameters: whether those are tied may be what is asked.
     """
-    first = next(tensors_in(given))
-    values = {
-        ast.unparse(node): value_of(node, frame, local_values(frame)) for node in nodes((ast.Name, ast.Attribute), statement_at(op.where))
-    }
-    alike = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor) and memory_of(value) == memory_of(first) and value.shape == first.shape
-    }
-    is_kept = any(name.isidentifier() for name in alike) and not all(isinstance(value, torch.nn.Parameter) for value in alike.values())
+    first, known = next(tensors_in(given)), local_values(frame)
+    values = {ast.unparse(node): value_of(node, frame, known) for node in nodes((ast.Name, ast.Attribute), statement_at(op.where))}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor) and value.shape == first.shape}
+    alike = {name: value for name, value in tensors.items() if memory_of(value) == memory_of(first)}
+    is_kept = any(map(str.isidentifier, alike)) and not all(isinstance(value, torch.nn.Parameter) for value in alike.values())
     return tuple(alike) if len(alike) > 1 and is_kept and op.name in _CONSTANT else ()
+
+
+def comparison_finding(op: RecordedOp, names: tuple[str, ...], files: Iterable[str]) -> AutogradFinding:
+    """A comparison of a parameter with itself, at the line that should have made the copy."""
+    made = [(where, name) for name in names if (where := assigned_at(name, files, op.where)) is not None]
+    where, name = min(made, key=lambda pair: pair[0].line) if made else (op.where, names[0])
+    value = getattr(statement_at(where), "value", None) if made else None
+    is_of_several = isinstance(value, (ast.ListComp, ast.DictComp)) or called(value) in {"list", "dict"}
+    copied = "" if value is None else f"copy.deepcopy({ast.unparse(value)})" if is_of_several else f"{as_atom(value)}.detach().clone()"
+    return finding(
+        "shared_memory",
+        f"{' and '.join(f'`{each}`' for each in names[:2])} are one memory: the comparison is the same whatever an update did",
+        where,
+        f"`{name} = {copied}`" if copied else f"keep a copy where `{name}` is taken",
+        op=op.name,
+        tensor=name,
+        saved_at=op.where,
+        explanation=_WHY,
+    )
 
 
 class Repeated(NamedTuple):
@@ -98,14 +103,16 @@ class Repeated(NamedTuple):
     entries_count: int
 
 
-def repeated_entries(file: str, written: Container[int], number_of: Callable[[torch.Tensor], int]) -> Iterator[Repeated]:
+def repeated_entries(
+    known: Iterable[tuple[Location, ast.stmt]], written: Container[int], number_of: Callable[[torch.Tensor], int]
+) -> Iterator[Repeated]:
     """What ``holder.append(entry)`` has put into lists that are alive; `written` are the numbers of memories that an op wrote.
 
     Of an object that is no tensor, the text must change it where it is appended: in the same class, loop or function.
     """
     changed: set[tuple[str, object]] = set()
     appends: list[tuple[Location, ast.expr, ast.expr, object]] = []
-    for where, statement in statements(file):
+    for where, statement in known:
         block = _block_around(where)
         called_on = (
             node.func.value for node in nodes(ast.Call, statement) if method(node) in _CHANGES and isinstance(node.func, ast.Attribute)
@@ -189,9 +196,7 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
     for each in lists:
         copied = _COPIES.get(each.kind, _COPIED_STATE if each.kind == "state" else "{}.detach().clone()").format(ast.unparse(each.entry))
         codes.append(f"{each.holder}.append({copied})")
-        source = Source(each.where, tree) if (tree := tree_of(each.where.file)) is not None else None
-        if source is not None and source.statement is not None:
-            edits.append(source.replacing(source.statement, codes[-1]))
+        edits += edited(each.where, codes[-1])
     one = {"state": "memory", "tensor": "memory"}.get(first.kind, first.kind)
     return finding(
         "shared_memory",
@@ -206,22 +211,24 @@ def repeated_finding(lists: Sequence[Repeated]) -> AutogradFinding:
 
 def restored_finding(where: Location, loaded: Location | None) -> AutogradFinding:
     """A state that was loaded, after updates, into the parameters whose memory it shares."""
-    code = _with_copied_state(statement_at(where))
+    states = [call for call in nodes(ast.Call, statement_at(where)) if called(call) == "state_dict"]  # of an optimizer, it holds more
+    copied = expression(_COPIED_STATE.format(ast.unparse(states[0]))) if len(states) == 1 else None
     return finding(
         "shared_memory",
         "`load_state_dict()` restores nothing: what it is given shares memory with the parameters",
         where,
-        f"`{code}`" if code else "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
+        "copy what `state_dict()` returns: `copy.deepcopy(model.state_dict())`",
+        edits=exchanging(where, states[0], copied) if copied is not None else (),
         saved_at=loaded,
         explanation=_WHY,
     )
 
 
-def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFinding | None:
+def alias_finding(trained: Iterable[torch.nn.Module], among: Iterable[tuple[Location, ast.stmt]]) -> AutogradFinding | None:
     """A model that a loop keeps where a condition holds, as the best so far, and that is no copy: it is trained on."""
     known = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, torch.nn.Module)}
     ids = set(map(id, trained))
-    for where, statement in statements(file):
+    for where, statement in among:
         match statement:
             case ast.Assign([ast.Name(kept)], ast.Name(model)) if kept != model and id(known.get(model)) in ids:
                 around = [*enclosing(tree_of(where.file), where.line)]
@@ -232,62 +239,15 @@ def alias_finding(trained: Iterable[torch.nn.Module], file: str) -> AutogradFind
                 is_read = any(node.id == kept and isinstance(node.ctx, ast.Load) for node in nodes(ast.Name, loop))
                 if known.get(kept) is not known[model] or not is_best or is_read:
                     continue
-                source, new = Source(where, tree_of(where.file) or ast.Module([], [])), f"{kept} = copy.deepcopy({model})"
+                new = f"{kept} = copy.deepcopy({model})"
                 imported = "" if "copy" in vars(sys.modules["__main__"]) else "import copy\n"
                 return finding(
                     "shared_memory",
                     f"`{kept}` is `{model}` itself, which is trained on",
                     where,
                     f"`{new}`",
-                    edits=(source.replacing(statement, f"{imported}{new}"),),
+                    edits=edited(where, f"{imported}{new}", statement=statement),
                     tensor=kept,
                     explanation="an assignment copies nothing: both names are one model, and each update changes it",
                 )
     return None
-
-
-def comparison_finding(comparison: Comparison, files: Iterable[str]) -> AutogradFinding:
-    """A comparison of a parameter with itself, at the line that should have made the copy."""
-    made = [(where, name) for name in comparison.names if (where := assigned_at(name, files, comparison.op.where)) is not None]
-    where, name = min(made, key=lambda one: one[0].line) if made else (comparison.op.where, comparison.names[0])
-    code = _with_copied_value(statement_at(where)) if made else ""
-    return finding(
-        "shared_memory",
-        f"{' and '.join(f'`{name}`' for name in comparison.names[:2])} are one memory: the comparison is the same whatever an update did",
-        where,
-        f"`{code}`" if code else f"keep a copy: `{name}.clone()` where `{name}` is taken",
-        op=comparison.op.name,
-        tensor=name,
-        saved_at=comparison.op.where,
-        explanation=_WHY,
-    )
-
-
-def _with_copied_state(statement: ast.stmt | None) -> str:
-    def copied(node: ast.AST) -> ast.AST | None:
-        is_state = isinstance(node, ast.Call) and called(node) == "state_dict"
-        return expression(_COPIED_STATE.format(ast.unparse(node))) if is_state else None
-
-    is_one = sum(called(node) == "state_dict" for node in nodes(ast.Call, statement)) == 1  # of an optimizer, it holds more than tensors
-    return "" if statement is None or hasattr(statement, "body") or not is_one else ast.unparse(exchanged(statement, copied))
-
-
-def _with_copied_value(statement: ast.stmt | None) -> str:
-    """An assignment with a copy of its value: of a list of parameters, with a copy of each."""
-    if not isinstance(statement, ast.Assign) or isinstance(statement.value, (ast.Tuple, ast.List)):
-        return ""
-    changed = copied(statement)
-    match changed.value:
-        case ast.ListComp() as each:
-            each.elt = _copied(each.elt)
-        case ast.DictComp() as each:
-            each.value = _copied(each.value)
-        case ast.Call(ast.Name("list"), [source]):
-            changed.value = expression(f"[p.detach().clone() for p in {ast.unparse(source)}]")
-        case value:
-            changed.value = _copied(value)
-    return ast.unparse(changed)
-
-
-def _copied(value: ast.expr) -> ast.expr:
-    return expression(f"{as_atom(value)}.detach().clone()")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.autograd.faults.loss_terms import terms_of
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, loop_around, sequential_at, statement_at, with_options
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, loop_around, sequential_at, statement_at, with_options
 from torchdebug_magics.instruments.autograd.tape import Backward, Event, OptimizerStep, RecordedOp, Zeroed, walk
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, same, statements
+from torchdebug_magics.probing.source.edited_source import exchanging, same
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     as_atom,
@@ -28,7 +28,6 @@ from torchdebug_magics.probing.source.syntax import (
 )
 from torchdebug_magics.report import Edit, Location
 
-_SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div"})
 _FEWEST_PASSES = 2
 _SAMPLES = frozenset({"normal", "bernoulli", "poisson"})
 _CONVERSIONS = frozenset({"to", "float", "double", "half", "bfloat16", "long", "int", "bool", "cuda", "cpu", "type"})
@@ -68,7 +67,7 @@ def _is_used(leaves: set[int], after: Sequence[Event]) -> bool:
 
 def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -> tuple[RecordedOp, RecordedOp] | None:
     """(the term, the `detach`) of a loss with terms that reach what is updated, and one that does not."""
-    terms = list(_terms(root))
+    terms = [term for term, _ in terms_of(root)]
     reached = {id(term): _leaves(term) for term in terms}
     if len(terms) < 2 or not any(updated & leaves for leaves in reached.values()):  # noqa: PLR2004 - a sum
         return None
@@ -78,19 +77,6 @@ def _wasted(root: RecordedOp, updated: frozenset[int], after: Sequence[Event]) -
             if is_cut and any(updated & _leaves(maker) for maker in op.parents):
                 return term, op
     return None
-
-
-def _terms(root: RecordedOp) -> Iterator[RecordedOp]:
-    """The numbers that are added up to a loss, each with its factor."""
-    todo = [root]
-    while todo:
-        op = todo.pop()
-        parts = [maker for _, maker in op.sources]
-        is_sum = op.name in _SUMS and op.makes and not op.makes[0].shape
-        if is_sum and parts and (len(parts) == 1 or op.name not in {"mul", "div"}):
-            todo += parts
-        else:
-            yield op
 
 
 def _leaves(op: RecordedOp) -> set[int]:
@@ -142,7 +128,7 @@ def dropped_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set[int]) -> bool:
     if op.name != "add" or not op.is_forward or op.index in reached or not op.makes or op.makes[0].shape:
         return False
-    terms = list(_terms(op))
+    terms = [term for term, _ in terms_of(op)]
     missed = [term for term in terms if term.index not in reached and updated & _leaves(term)]
     return bool(missed) and any(term.index in reached for term in terms)
 
@@ -150,9 +136,8 @@ def _is_dropped(op: RecordedOp, reached: set[int], updated: frozenset[int] | set
 def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | None:
     """Where both are assigned to one variable, in one block: what stands under a condition may be meant."""
     tree = None if root.where is None else tree_of(root.where.file)
-    source = None if root.where is None or tree is None else Source(root.where, tree)
-    first, second = statement_at(dropped.where), source.statement if source is not None else None
-    if tree is None or source is None or second is None or root.index < dropped.index:
+    first, second = statement_at(dropped.where), statement_at(root.where)
+    if tree is None or second is None or root.index < dropped.index:
         return None
     names = [next((ast.unparse(target) for target in targets_of(statement)), "") for statement in (first, second)]
     block = next((block for node in ast.walk(tree) for block in blocks(node) if second in block), [])
@@ -164,7 +149,7 @@ def _overwritten(dropped: RecordedOp, root: RecordedOp) -> AutogradFinding | Non
         f"`{names[0]}` is overwritten: of the losses in it, backward() reaches only a part",
         root.where,
         fix="remove this line",
-        edits=(source.replacing(second, ""),),
+        edits=edited(root.where, "", statement=second),
         tensor=names[0],
         saved_at=dropped.where,
         explanation="some of the losses that were added up train nothing",
@@ -187,7 +172,8 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         )  # by more than its graph
         statement = statement_at(op.where) if op.is_forward and op.makes and not op.writes and not is_read else None
         call = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
-        if call is None or not _is_made_by(op, called(call)) or not any(use.tensor in used for use in op.reads):
+        made_by = {op.name.strip("_"), *(_CONVERSIONS if op.name == "_to_copy" else ())}
+        if call is None or called(call) not in made_by or not any(use.tensor in used for use in op.reads):
             continue
         is_inside = op.line is not None and op.line.function != "<module>"
         if not is_inside and loop_around(op.where) not in loops:
@@ -198,44 +184,18 @@ def dropped_results(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         whole = call.func.value if is_method and isinstance(call.func, ast.Attribute) else next(iter(tensors), None)
         is_alike = op.reads[0].shape == op.makes[0].shape
         if isinstance(whole, (ast.Name, ast.Attribute, ast.Subscript)) and (is_method or is_alike) and ast.unparse(whole) != "self":
-            dropped = _dropped(op.where, call, whole, "returns a new tensor, which is not kept", op)
-            # What comes after the statement has run on the shape as it is.
-            advice = f"keep its result where that shape is wanted, or remove the line: the step runs with {shape(op.reads[0].shape)}"
-            yield dropped if is_alike else replace(dropped, fix=advice, edits=(), fix_state="advice", is_hint=True)
+            yield finding(
+                "dropped_result",
+                f"`{ast.unparse(call)}` returns a new tensor, which is not kept: `{ast.unparse(whole)}` stays as it is",
+                op.where,
+                # What comes after the statement has run on the shape as it is.
+                f"keep its result where that shape is wanted, or remove the line: the step runs with {shape(op.reads[0].shape)}",
+                edits=edited(op.where, ast.unparse(ast.Assign([whole], call, lineno=0))) if is_alike else (),
+                op=op,
+                explanation="only methods whose names end in an underscore change a tensor in place",
+                is_hint=not is_alike,
+            )
             return
-
-
-def unused_weights(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """``self.embedding.from_pretrained(weights)``, which makes a new module."""
-    files = dict.fromkeys(op.line.file for op in facts.tape.ops if op.line is not None)
-    for where, statement in (pair for file in files for pair in statements(file)):
-        match statement:
-            case ast.Expr(ast.Call(ast.Attribute(ast.Attribute() as whole, "from_pretrained")) as call) if dotted(whole).startswith(
-                "self."
-            ):
-                yield _dropped(where, call, whole, "returns a new module, which is not kept", None)
-                return
-
-
-def _dropped(where: Location | None, call: ast.Call, whole: ast.expr, what: str, op: RecordedOp | None) -> AutogradFinding:
-    kept = ast.unparse(ast.Assign([whole], call, lineno=0))
-    tree = None if where is None else tree_of(where.file)
-    source = None if where is None or tree is None else Source(where, tree)
-    statement = None if source is None else source.statement
-    return finding(
-        "dropped_result",
-        f"`{ast.unparse(call)}` {what}: `{ast.unparse(whole)}` stays as it is",
-        where,
-        f"`{kept}`",
-        edits=() if source is None or statement is None or not source.is_alone(statement) else (source.replacing(statement, kept),),
-        op=op,
-        explanation="only methods whose names end in an underscore change a tensor in place",
-    )
-
-
-def _is_made_by(op: RecordedOp, name: str) -> bool:
-    """Whether a call of that function, or method, is the op."""
-    return op.name.strip("_") == name or (op.name == "_to_copy" and name in _CONVERSIONS)
 
 
 def samples_without_gradient(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,9 +33,11 @@ from torchdebug_magics.probing.graphs import has_packed, leaves_of, saved_by, up
 from torchdebug_magics.probing.modules import live, live_kinds, live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.safety import Guard
+from torchdebug_magics.probing.source.edited_source import statements
 from torchdebug_magics.probing.state.contents import memory_of
 from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.probing.storages import gathered_for, is_shard, local_of, may_be_gathered, shards_may_be
+from torchdebug_magics.report import Location
 
 _MOST_DROPPED = 4
 _OF_PREDICTIONS = frozenset({"detach", "argmax", "max", "topk", "isclose", "allclose", "equal"})
@@ -330,6 +333,15 @@ class TrainingFacts:
     def consumers(self) -> dict[int, list[RecordedOp]]:
         """The forward ops that read what an op made, by the index of that op."""
         return {key: [op for op in later if op.is_forward] for key, later in self.tape.consumers().items()}
+
+    @cached_property
+    def files(self) -> list[str]:
+        """In which ops ran, the latest first."""
+        return list(dict.fromkeys(op.line.file for op in reversed(self.tape.ops) if op.line is not None))
+
+    def statements(self) -> Iterator[tuple[Location, ast.stmt]]:
+        """The user's, of the latest of these files, then of the cells."""
+        return statements(self.files[0]) if self.files else iter(())
 
     def readers_of(self, tensor: torch.Tensor) -> list[RecordedOp]:
         """The forward ops that read it."""

@@ -243,7 +243,7 @@ def _users_modules(but: Container[str] = ()) -> dict[str, ModuleType]:
 
 def is_users(module: ModuleType) -> bool:
     """Whether it is written in Python, by the user."""
-    file = getattr(module, "__file__", None)
+    file = getattr(module, "__dict__", {}).get("__file__")  # `sys.modules` may hold None
     return isinstance(file, str) and file.endswith(".py") and owner(file) == "user"
 
 

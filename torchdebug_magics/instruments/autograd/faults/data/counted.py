@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.loss_terms import is_mean_loss
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.call_sites import value_of
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, statements
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -34,8 +33,8 @@ from torchdebug_magics.probing.source.syntax import (
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.report import Edit, Location
 
-Unit: TypeAlias = Literal["samples", "batches", ""]
-"""What a sum counts; empty where that is unknown."""
+Unit: TypeAlias = Literal["samples", "batches", "all samples", ""]
+"""What a sum, or a divisor, counts; empty where that is unknown. All: those of a data set of which a sampler gives a part."""
 _SAME = frozenset({"item", "detach", "cpu", "numpy", "float", "double", "int", "data"})
 """What changes no number."""
 _DEEPEST, _HUNDRED = 4, 100
@@ -62,24 +61,22 @@ class _Pass(NamedTuple):
     @property
     def number(self) -> str:
         """What ``enumerate`` counts in; empty where nothing does."""
-        is_numbered = (
-            isinstance(self.loop.iter, ast.Call) and called(self.loop.iter) == "enumerate" and isinstance(self.loop.target, ast.Tuple)
-        )
-        return ast.unparse(self.loop.target.elts[0]) if is_numbered and isinstance(self.loop.target, ast.Tuple) else ""
+        match self.loop:
+            case ast.For(ast.Tuple([number, *_]), ast.Call(ast.Name("enumerate"))):
+                return ast.unparse(number)
+        return ""
 
     def added(self) -> dict[str, Unit]:
         """The names that the loop adds up, with what they count."""
         sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name)]
-        units = {ast.unparse(node.target): self.unit(node.value) for node in sums if self._innermost(node)}
+        own = [node for node in sums if loops_around(tree_of(self.file), node.lineno)[-1] is self.loop]
+        units = {ast.unparse(node.target): self.unit(node.value) for node in own}
         return {name: unit for name, unit in units.items() if unit}
 
     def counts(self) -> set[str]:
         """Of these, the ones that count samples whatever is said of them: they are divisors."""
         sums = [node for node in nodes(ast.AugAssign, self.loop) if isinstance(node.op, ast.Add)]
         return {ast.unparse(node.target) for node in sums if _counted(node.value) is not None}
-
-    def _innermost(self, node: ast.stmt) -> bool:
-        return loops_around(tree_of(self.file), node.lineno)[-1] is self.loop
 
     def unit(self, value: ast.expr, depth: int = 0) -> Unit:
         """What a number that is added once for each batch makes of the sum."""
@@ -120,7 +117,8 @@ class _Pass(NamedTuple):
                 if text == self.loader:
                     return "batches"
                 is_data = loader is not None and any(value is loader.dataset for name, value in user_names(sys._getframe()) if name == text)
-                return "samples" if is_data or text in {f"{self.loader}.dataset", f"{self.loader}.sampler"} else ""
+                if is_data or text in {f"{self.loader}.dataset", f"{self.loader}.sampler"}:
+                    return "all samples" if _gives_a_part(loader) and not text.endswith(".sampler") else "samples"
         return ""
 
 
@@ -171,10 +169,15 @@ def miscounted(facts: TrainingFacts, sizes: Mapping[Line, int]) -> Iterator[Auto
             assert scope is not None
             seen = _Pass(line.file, loop, _looped(loop.iter), scope, frozenset(losses.get(line.file, ())))
             yield from _of_another_unit(seen, loaders)
-            yield from _set_in_each_batch(seen)
     yield from _of_other_size(facts)
-    last = next((op.line.file for op in reversed(facts.tape.ops) if op.line is not None), None)
-    yield from filter(None, (_of_a_part(last) if last is not None else None,))
+
+
+def _gives_a_part(loader: Any) -> bool:
+    """Whether the sampler of a loader gives fewer samples in an epoch than the data set has; of several ranks, another has the rest."""
+    try:
+        return not isinstance(loader.sampler, DistributedSampler) and len(loader.sampler) < len(loader.dataset)
+    except (AttributeError, TypeError):  # it is not known, or a stream
+        return False
 
 
 def _looped(over: ast.expr) -> str:
@@ -185,8 +188,7 @@ def _looped(over: ast.expr) -> str:
 
 
 def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Iterator[AutogradFinding]:
-    added, counts = seen.added(), seen.counts()
-    bound: set[str] = set()
+    added, counts, bound = seen.added(), seen.counts(), set[str]()
     for statement in nodes_in_order(seen.scope):
         if statement.lineno < seen.loop.lineno or hasattr(statement, "body"):
             if isinstance(statement, ast.For) and statement.lineno > (seen.loop.end_lineno or 0):
@@ -199,7 +201,8 @@ def _of_another_unit(seen: _Pass, loaders: Mapping[str, DataLoader[Any]]) -> Ite
             if not unit or not by or unit == by:
                 continue
             where = location(seen.file, statement.lineno, "")
-            meant = f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.dataset)"
+            whole = "sampler" if _gives_a_part(loaders.get(seen.loader)) else "dataset"
+            meant = f"len({seen.loader})" if unit == "batches" else f"len({seen.loader}.{whole})"
             yield finding(
                 "miscounted",
                 f"`{names.pop()}` {_WORDS[unit]}, and `{ast.unparse(division.right)}` counts {by}",
@@ -290,89 +293,3 @@ def _bare(value: ast.expr) -> ast.expr:
     while (inner := _converted(value)) is not None:
         value = inner
     return value
-
-
-def _set_in_each_batch(seen: _Pass) -> Iterator[AutogradFinding]:
-    """A sum that begins anew with each batch, and is read behind the loop."""
-    after = [node for node in nodes_in_order(seen.scope) if node.lineno > (seen.loop.end_lineno or 0)]
-    sums = [node for node in nodes(ast.AugAssign, seen.loop) if isinstance(node.op, ast.Add)]
-    for statement in seen.loop.body:
-        names = bound_names(statement) if isinstance(statement, ast.Assign) and not names_in(statement.value) else set()
-        added = {ast.unparse(node.target) for node in sums} & names
-        others = [node for node in seen.loop.body if node is not statement]
-        is_read_inside = any(added & {part.id for part in nodes(ast.Name, node) if isinstance(part.ctx, ast.Load)} for node in others)
-        tree = tree_of(seen.file)
-        if not added or is_read_inside or not any(_is_read_first(name, after) for name in added) or tree is None:
-            continue
-        source = Source(location(seen.file, statement.lineno, ""), tree)
-        yield finding(
-            "miscounted",
-            f"{listed([f'`{name}`' for name in sorted(added)])} {'begins' if len(added) == 1 else 'begin'} anew with each batch: "
-            "what is read after the loop is the last one",
-            source.where,
-            fix=f"move `{source.text(statement)}` above the loop",
-            edits=(source.before(seen.loop, source.text(statement)), source.replacing(statement, "")) if source.is_alone(statement) else (),
-            tensor=seen.loader,
-            explanation="a sum over batches is set to 0 once, before them",
-        )
-        return
-
-
-def _is_read_first(name: str, later: list[ast.stmt]) -> bool:
-    """Whether statements read a variable as it was left, before they bind it anew."""
-    for statement in later:
-        uses = [] if hasattr(statement, "body") else [node for node in nodes(ast.Name, statement) if node.id == name]
-        if uses:
-            return any(isinstance(node.ctx, ast.Load) for node in uses)
-    return False
-
-
-def _of_a_part(file: str) -> AutogradFinding | None:
-    """Sums over loaders divided by the size of a data set of which a sampler gives a part."""
-    loaders = {name: value for name, value in user_names(sys._getframe()) if isinstance(value, DataLoader)}
-    wrong: list[tuple[Location, str, ast.expr]] = []
-    for where, statement in statements(file):
-        match statement:
-            case ast.AugAssign(
-                ast.Name(total), ast.Div(), ast.Call(ast.Name("len"), [ast.Attribute(ast.Name(name), "dataset")]) as divisor
-            ):
-                pass
-            case ast.Assign(value=ast.BinOp(ast.Name(total), ast.Div(), divisor)):
-                name = ast.unparse(divisor).removeprefix("len(").removesuffix(".dataset)")
-            case _:
-                continue
-        if ast.unparse(divisor) != f"len({name}.dataset)" or name not in loaders or not _is_summed(total, where):
-            continue
-        whole, part = _sizes(loaders[name])
-        wrong += [(where, name, divisor)] if part is not None and part < whole else []
-    if not wrong:
-        return None
-    wrong = sorted((each for each in wrong if each[0].file == wrong[0][0].file), key=lambda each: each[0].line)
-    where, name, divisor = wrong[0]
-    whole, part = _sizes(loaders[name])
-    samples = {loader: expression(f"len({loader}.sampler)") for _, loader, _ in wrong}
-    return finding(
-        "miscounted",
-        f"`{ast.unparse(divisor)}` counts {whole:,} samples, and the sampler of `{name}` gives {part:,} of them",
-        where,
-        f"divide by {listed([f'`{ast.unparse(code)}`' for code in samples.values()])}",
-        edits=tuple(edit for place, loader, old in wrong for edit in exchanging(place, old, samples[loader])),
-        tensor=name,
-        explanation="a loss or an accuracy that is divided by the whole data set is too small",
-    )
-
-
-def _is_summed(total: str, where: Location) -> bool:
-    """Whether a variable of the cell or script itself, of no function, is added to."""
-    tree = tree_of(where.file)
-    added = [node for node in nodes(ast.AugAssign, tree) if isinstance(node.op, ast.Add) and ast.unparse(node.target) == total]
-    return bool(added) and not any(isinstance(node, FUNCTIONS) for node in enclosing(tree, where.line))
-
-
-def _sizes(loader: Any) -> tuple[int, int | None]:
-    """(samples of the data set, of those that the sampler gives in an epoch), where both are known."""
-    try:
-        is_shared = isinstance(loader.sampler, DistributedSampler)  # the other ranks have the rest
-        return len(loader.dataset), None if is_shared else len(loader.sampler)
-    except TypeError:  # a stream
-        return 0, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -14,18 +13,13 @@ from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
-from torchdebug_magics.instruments.autograd.tape import RecordedOp, Use, walk
-from torchdebug_magics.probing.source.edited_source import exchanging, same, statements
+from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
+from torchdebug_magics.probing.source.edited_source import exchanging, made_as
 from torchdebug_magics.probing.source.syntax import (
-    as_atom,
     called,
-    exchanged,
     expression,
-    last_name,
-    method,
     nodes,
     parsed,
-    targets_of,
 )
 from torchdebug_magics.report import Edit, Location
 
@@ -63,7 +57,7 @@ def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
     rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
     has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
     along_samples, along_steps = (_first_mixing(recorder, twins, passed) for twins in (samples, steps))
-    mixing, counting = None, None
+    mixing = None
     if _is_leak(samples, along_samples, rows):
         mixing = along_samples
     elif (along_samples is not None) if has_row_a_step else (samples.has_steps and rows[:1] == (second,)):
@@ -71,11 +65,7 @@ def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
         is_normalised = along_steps is not None and _only_normalises(recorder, along_steps.op)
         apart_from_steps = (along_steps if is_normalised else along_samples) if has_row_a_step and has_mixed else None
         mixing = along_steps if _is_leak(steps, along_steps, rows) else apart_from_steps
-    elif samples.has_steps and not _is_mixed_in_model(samples, passed) and _is_mixed_in_model(steps, passed):
-        counting = _counted_samples(samples, passed)
-    if mixing is not None:
-        return _leak_finding(mixing)
-    return None if counting is None else _counting_finding(counting)
+    return None if mixing is None else _leak_finding(mixing)
 
 
 def predicted_leak(recorder: GraphRecorder) -> AutogradFinding | None:
@@ -139,12 +129,11 @@ def _of_each_sample(mixing: Mixing) -> tuple[str, tuple[Edit, ...]]:
 def _created(mixing: Mixing, kinds: tuple[str, ...], option: str, *, value: bool | int | None) -> tuple[Location | None, tuple[Edit, ...]]:
     """The only line of the user's that makes such a module, by name if several do, with another value of an option; else that of the op."""
     file = mixing.op.line.file if mixing.op.line is not None else ""
-    made = [(each, call) for each in statements(file) for call in nodes(ast.Call, each[1]) if called(call) in kinds]
     name = (mixing.op.module or "").rpartition(".")[2]
-    named = [(each, call) for each, call in made if name in map(last_name, targets_of(each[1]))] or made
-    if len(named) != 1:
+    made = [pair for kind in kinds for pair in made_as(file, name, kind)]
+    if len(made) != 1:
         return mixing.op.where, ()
-    (where, _), call = named[0]
+    where, call = made[0]
     return where, exchanging(where, call, with_option(call, option, value=value))
 
 
@@ -239,92 +228,3 @@ def _other_dimension(mixing: Mixing) -> str:
                 return f"`{source[: given.col_offset]}{wanted}{source[given.end_col_offset :]}`"
     is_module = op.module_type in {"Softmax", "LogSoftmax"}
     return f"set `dim={wanted}` " + (f"where `{op.module}` is created" if is_module else f"in `{source}`")
-
-
-_JOINS = frozenset({"add", "add_", "mul", "cat"})
-
-
-class Counting(NamedTuple):
-    """What is computed of the samples meets what counts them."""
-
-    op: RecordedOp
-    operand: int
-    """Which of the tensors that the op reads counts them."""
-    counter: RecordedOp
-    """Has made as many rows as there are samples, of a range or of a longer table."""
-
-
-def _is_mixed_in_model(twins: SampleTwins, passed: Iterable[RecordedOp]) -> bool:
-    """Whether a model computes something of several rows along the twins' dimension."""
-    inside = {op.index for op in passed if op.root}
-    return any(op.index in inside for op in twins.mixing())
-
-
-def _counted_samples(twins: SampleTwins, passed: Iterable[RecordedOp]) -> Counting | None:
-    """The first op in a model that joins the samples with positions along the dimension that holds them."""
-    of_samples = twins.reached()
-    for op in sorted(passed, key=lambda one: one.index):
-        if op.root and op.is_forward and op.name in _JOINS and op.index in of_samples:
-            for use, maker in op.sources:
-                counter = _counter(use, maker, twins.samples_count, of_samples) if len(use.shape) == len(op.makes[0].shape) else None
-                if counter is not None:
-                    return Counting(op, op.reads.index(use), counter)
-    return None
-
-
-def _counter(use: Use, maker: RecordedOp, samples_count: int, of_samples: set[int]) -> RecordedOp | None:
-    """The op that counts the samples, if the tensor is computed of nothing else but parameters."""
-    counters: list[RecordedOp] = []
-    for op in walk([maker], lambda op: op.parents) if use.shape[:1] == (samples_count,) else ():
-        if op.index in of_samples or "rand" in op.name or op.name in {"bernoulli", "normal"}:
-            return None
-        table = op.reads[0].shape if op.reads and op.name == "slice" else ()
-        if op.makes and op.makes[0].shape[:1] == (samples_count,) and (op.name == "arange" or table[:1] > (samples_count,)):
-            counters.append(op)
-    return counters[0] if counters else None
-
-
-def _counting_finding(counting: Counting) -> AutogradFinding:
-    """The line that counts."""
-    op, counter = counting.op, counting.counter
-    return finding(
-        "leaking_batch",
-        "the positions count the samples of the batch: all steps of a sample get the same one",
-        counter.where,
-        "count the steps, dimension 1, and let the batch be the dimension of size 1",
-        edits=_counting_edits(counting),
-        op=counter.name,
-        module=op.module,
-        saved_at=op.where if op.where != counter.where else None,
-        explanation="the output for a sample depends on its place in the batch, and not on the order of its steps",
-        is_hint=True,
-    )
-
-
-def _counting_edits(counting: Counting) -> tuple[Edit, ...]:
-    """The size of dimension 1 where the samples are counted, and a transpose where both meet."""
-    counter, op = counting.counter.where, counting.op.where
-    counted, joined = _of_steps(statement_at(counter)), _with_steps_first(statement_at(op), counting)
-    if counted is None or joined is None:
-        return ()
-    if counter != op:
-        edits = (*exchanging(counter, *counted), *exchanging(op, *joined))
-        return edits if len(edits) == 2 else ()  # noqa: PLR2004 - one at each line
-    old, new = joined
-    return exchanging(op, old, exchanged(new, lambda node: counted[1] if same(node, counted[0]) else None))
-
-
-def _of_steps(statement: ast.stmt | None) -> tuple[ast.expr, ast.expr] | None:
-    """The only size of dimension 0 in a statement, and that of dimension 1."""
-    texts = [(node, ast.unparse(node)) for node in nodes(ast.expr, statement)]
-    sizes = [(node, text) for node, text in texts if (method(node) == "size" and text.endswith("(0)")) or text.endswith(".shape[0]")]
-    return (sizes[0][0], expression(sizes[0][1].replace("(0)", "(1)").replace("[0]", "[1]"))) if len(sizes) == 1 else None
-
-
-def _with_steps_first(statement: ast.stmt | None, counting: Counting) -> tuple[ast.expr, ast.expr] | None:
-    """The operand that counts, and the same with the batch as a dimension of one."""
-    sums = [node for node in nodes(ast.BinOp, statement) if isinstance(node.op, (ast.Add, ast.Mult))]
-    old: ast.expr | None = statement.value if isinstance(statement, ast.AugAssign) else None
-    if old is None and len(sums) == 1:
-        old = sums[0].right if counting.operand else sums[0].left
-    return None if old is None else (old, expression(f"{as_atom(old)}.transpose(0, 1)"))

@@ -1,31 +1,27 @@
-"""Faults that are seen as they happen: loaders without batches, sorted by class, or that nobody reads; a backward without its gradient."""
+"""Faults that are seen as they happen: loaders without batches, or that nobody reads; a backward without its gradient."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from torchdebug_magics.format import listed, plural
 from torchdebug_magics.instruments.autograd.faults.data.rewritten_items import StoredData
-from torchdebug_magics.instruments.autograd.faults.data.seen_samples import SampleWatch, WorkersItems
+from torchdebug_magics.instruments.autograd.faults.data.seen_samples import SampleWatch, WorkersItems, at_loader
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function, with_option
+from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, user_function
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, walk
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.safety import Guard
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as
+from torchdebug_magics.probing.source.edited_source import Source
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -45,30 +41,7 @@ from torchdebug_magics.probing.source.user_code import is_user_code, local_value
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Location
 
-_MOST_BATCHES = 512
-_FEW_BATCHES, _FEW_SAMPLES = 4, 8
-"""With fewer, batches of a single class may come by chance."""
-_MOSTLY = 3
-"""How many batches of one class there are, at least, for each of several."""
-
-
-@dataclass
-class _Classes:
-    """What the labels of a loader that does not shuffle have shown."""
-
-    line: Line | None
-    steps_count: int
-    """Updates until the last batch."""
-    is_trained_on: bool = False
-    alone: Counter[int] = field(default_factory=Counter)
-    """In how many batches each class was alone."""
-    mixed_count: int = 0
-    """Batches of several classes, as where one class ends and the next one begins."""
-
-    @property
-    def is_sorted(self) -> bool:
-        """Whether the samples come class by class."""
-        return len(self.alone) > 1 and self.alone.total() >= max(_FEW_BATCHES, _MOSTLY * self.mixed_count)
+_FEW_BATCHES = 4
 
 
 class LoaderWatch:
@@ -87,8 +60,6 @@ class LoaderWatch:
         """Samples in the first batch, by the line of the loop."""
         self._line: Line | None = None
         """Of the loop over that."""
-        self._classes: WeakKeyDictionary[Any, _Classes] = WeakKeyDictionary()
-        """By what draws the indices of a loader."""
         self._batches: dict[Line, list[int]] = {}
         """By the line of a loop: how many updates there were, at each of its first batches."""
 
@@ -110,17 +81,14 @@ class LoaderWatch:
         self.batches_count += 1
         if self.empty is not None and self._line is self._line_here():
             self.empty = None  # another loader there has batches: that one has none may be meant
-        self._guard.run("the look at a batch", self._look, iterator._index_sampler, batch, is_first=iterator._num_yielded == 1)
         line = self._line_here()
         if line is not None and line not in self.sizes:
             self.sizes[line] = next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
+        if line is not None and len(counts := self._batches.setdefault(line, [])) < _FEW_BATCHES:
+            counts.append(self._steps_count())
         looped = _name(None if line is None else line.location)
         self._guard.run("the look at samples", self.samples.meet, line, looped, iterator, batch, self._steps_count())
         return batch
-
-    def sorted_batches(self) -> AutogradFinding | None:
-        """The loader that a model was trained on whose batches have a single class each."""
-        return next((_sorted(seen) for seen in self._classes.values() if seen.is_trained_on and seen.is_sorted), None)
 
     def unread_batches(self) -> AutogradFinding | None:
         """The loop over a loader that trains, and reads no input that the loader gives."""
@@ -128,75 +96,30 @@ class LoaderWatch:
         trained = [line for line, counts in full if all(map(int.__lt__, counts, counts[1:]))]
         return next(filter(None, map(_unread, trained)), None)
 
-    def _look(self, sampler: Any, batch: Any, *, is_first: bool) -> None:
-        line = self._line_here()
-        if line is not None and len(counts := self._batches.setdefault(line, [])) < _FEW_BATCHES:
-            counts.append(self._steps_count())
-        if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
-            return
-        seen = self._classes.setdefault(sampler, _Classes(self._line_here(), self._steps_count()))
-        steps_count = self._steps_count()
-        seen.is_trained_on |= steps_count > seen.steps_count and not is_first
-        seen.steps_count = steps_count
-        labels = [one for one in tensors_in(batch) if one.dim() == 1 and one.dtype is torch.int64 and one.device.type == "cpu"]
-        if len(labels) == 1 and len(labels[0]) >= _FEW_SAMPLES and seen.alone.total() + seen.mixed_count < _MOST_BATCHES:
-            with modes_aside():
-                classes = set(labels[0].tolist())
-            seen.alone.update(classes if len(classes) == 1 else ())
-            seen.mixed_count += len(classes) > 1
-
     def _meet(self, iterator: Any) -> None:
         self._line = self._line_here()
         sampler, count = iterator._index_sampler, len(iterator._dataset)
         size = getattr(sampler, "batch_size", None) or 0  # of a sampler of the user's, which makes the batches, nothing is known
         is_too_few = bool(getattr(sampler, "drop_last", False)) and 0 < count < size
-        self.empty = _empty(self._line, count, size, is_too_few=is_too_few)
+        looped = None if self._line is None else self._line.location
+        name, held = _name(looped), plural(count, "sample")
+        dropped = f"{held} are less than one batch of {size}, and `drop_last=True` drops them"
+        empty = "look at what selects the samples, the dataset or its sampler: the loop over it does nothing"
+        self.empty = at_loader(
+            "no_batches",
+            name,
+            looped,
+            f"`{name or 'the loader'}` gives no batch: {dropped if is_too_few else f'it has {held}'}",
+            f"pass a `batch_size` of at most {count}, or `drop_last=False`" if is_too_few else empty,
+            option=("drop_last", None) if is_too_few else None,
+            explanation="a loop over an empty loader ends at once, and raises nothing",
+            is_hint=not is_too_few,
+        )
 
 
 def _is_copied(iterator: _BaseDataLoaderIter) -> bool:
     """Whether each of several workers has a copy of a data set that is read from its beginning to its end."""
     return iterator._dataset_kind == _DatasetKind.Iterable and iterator._num_workers > 1
-
-
-def _empty(line: Line | None, count: int, batch_size: int, *, is_too_few: bool) -> AutogradFinding:
-    """A loader without a batch, at the line that makes it; `is_too_few`: there are samples, and all are dropped."""
-    looped = None if line is None else line.location
-    name = _name(looped)
-    made = made_as(looped.file, name, "DataLoader") if looped is not None else []
-    where = made[0][0] if made else looped
-    held = plural(count, "sample")
-    reason = f"{held} are less than one batch of {batch_size}, and `drop_last=True` drops them" if is_too_few else f"it has {held}"
-    return finding(
-        "no_batches",
-        f"`{name or 'the loader'}` gives no batch: {reason}",
-        where,
-        f"pass a `batch_size` of at most {count}, or `drop_last=False`"
-        if is_too_few
-        else "look at what selects the samples, the dataset or its sampler: the loop over it does nothing",
-        edits=exchanging(where, made[0][1], with_option(made[0][1], "drop_last", None)) if is_too_few and made else (),
-        tensor=name or None,
-        saved_at=looped if where is not looped else None,
-        explanation="a loop over an empty loader ends at once, and raises nothing",
-        is_hint=not is_too_few,
-    )
-
-
-def _sorted(seen: _Classes) -> AutogradFinding:
-    """The samples come class by class, and the loader keeps their order."""
-    looped = None if seen.line is None else seen.line.location
-    name = _name(looped)
-    made = made_as(looped.file, name, "DataLoader") if looped is not None else []
-    where = made[0][0] if made else looped
-    return finding(
-        "sorted_batches",
-        f"each batch of `{name or 'the loader'}` has samples of a single class",
-        where,
-        f"make `{name or 'the loader'}` with `shuffle=True`",
-        edits=exchanging(where, made[0][1], with_option(made[0][1], "shuffle", value=True)) if made else (),
-        tensor=name or None,
-        saved_at=looped if where is not looped else None,
-        explanation="the data set is sorted by class, and the loader does not shuffle: each update forgets the other classes",
-    )
 
 
 def _unread(line: Line) -> AutogradFinding | None:

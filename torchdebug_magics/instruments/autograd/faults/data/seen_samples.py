@@ -1,4 +1,4 @@
-"""Which samples a model was trained on: those that it is evaluated on as well, and equal ones that have different labels."""
+"""Which samples a model was trained on: class by class, those that it is evaluated on as well, equal ones with different labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
@@ -24,6 +24,7 @@ from torchdebug_magics.probing.source.edited_source import calls, exchanging, ma
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import called
 from torchdebug_magics.probing.tensors import tensors_in
+from torchdebug_magics.report import Location
 
 FOR_EVALUATION = re.compile(r"(?:^|[\W_])(?:test|val|valid|validate|validation|eval|dev)(?:$|[\W_\d])")
 """In the user's name for a loader or a data set."""
@@ -35,6 +36,10 @@ _MOSTLY_DISTINCT = 0.9
 _DRAWN_FROM = 97
 _FEWEST_ITEMS = 4
 """Different samples, of which fewer may each come as often by chance."""
+_MOST_BATCHES, _FEW_BATCHES, _FEW_SAMPLES = 512, 4, 8
+"""With fewer, batches of a single class may come by chance."""
+_MOSTLY = 3
+"""How many batches of one class there are, at least, for each of several."""
 
 
 @dataclass
@@ -51,6 +56,8 @@ class _Samples:
     """Updates before its first batch."""
     passes_count: int = 0
     is_trained_on: bool = False
+    was_trained_on: bool = False
+    """By whatever training."""
     known: set[float] = field(default_factory=set)
     """A number that stands for each sample."""
     count: int = 0
@@ -59,6 +66,16 @@ class _Samples:
     """By the id of the data set of another loader: how many of these had been trained on."""
     contradicting: list[tuple[int, int]] = field(default_factory=list)
     """(samples that equal one with another label, all samples) of its first batches."""
+    alone: Counter[int] = field(default_factory=Counter)
+    """In how many batches each class was alone, where the loader does not shuffle."""
+    mixed_count: int = 0
+    """Batches of several classes, as where one class ends and the next one begins."""
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether a model was trained on it, and the samples come class by class."""
+        is_mostly_alone = self.alone.total() >= max(_FEW_BATCHES, _MOSTLY * self.mixed_count)
+        return self.was_trained_on and len(self.alone) > 1 and is_mostly_alone
 
 
 class SampleWatch:
@@ -74,10 +91,14 @@ class SampleWatch:
             return
         is_first, data = iterator._num_yielded == 1, id(iterator._dataset)
         seen = self._samples.setdefault(iterator._index_sampler, _Samples(line, looped, data, steps_count))
-        seen.is_trained_on |= not is_first and steps_count > seen.steps_count
+        is_update_between = not is_first and steps_count > seen.steps_count
+        seen.is_trained_on |= is_update_between
+        seen.was_trained_on |= is_update_between
         seen.steps_count = steps_count
         if is_first:
             seen.passes_count, seen.count, seen.shared = seen.passes_count + 1, 0, {}
+        if isinstance(getattr(iterator._index_sampler, "sampler", None), SequentialSampler):
+            _meet_classes(seen, batch)
         if len(seen.known) >= _MOST_SAMPLES or (seen.is_trained_on and seen.passes_count > 1):
             return
         tensors = [each for each in tensors_in(batch) if each.dim() and each.device.type == "cpu" and each.layout is torch.strided]
@@ -108,6 +129,9 @@ class SampleWatch:
         names = {sampler: seen.looped for sampler, seen in self._samples.items() if lines[seen.line] == 1}
         named = [(loaders.get(id(sampler)) or names.get(sampler, ""), seen) for sampler, seen in self._samples.items()]
         trained = [(name, seen) for name, seen in named if seen.is_trained_on and name]
+        for name, seen in named if has_classes else ():
+            if seen.is_sorted:
+                yield _sorted(name or seen.looped, seen)
         for name, seen in trained if has_classes else ():
             few = seen.contradicting
             if len(few) == _FEWEST_BATCHES and all(2 * many >= size > 1 for many, size in few):
@@ -116,6 +140,16 @@ class SampleWatch:
             is_for_evaluation = FOR_EVALUATION.search(name) is not None and "train" not in name and not seen.is_trained_on
             if is_for_evaluation and len(seen.known) >= _MOSTLY_DISTINCT * seen.count:
                 yield from _shared(name, seen, trained)
+
+
+def _meet_classes(seen: _Samples, batch: Any) -> None:
+    """The labels of a batch of a loader that does not shuffle."""
+    labels = [each for each in tensors_in(batch) if each.dim() == 1 and each.dtype is torch.int64 and each.device.type == "cpu"]
+    if len(labels) == 1 and len(labels[0]) >= _FEW_SAMPLES and seen.alone.total() + seen.mixed_count < _MOST_BATCHES:
+        with modes_aside():
+            classes = set(labels[0].tolist())
+        seen.alone.update(classes if len(classes) == 1 else ())
+        seen.mixed_count += len(classes) > 1
 
 
 class WorkersItems:
@@ -195,32 +229,63 @@ def _shared(name: str, evaluated: _Samples, trained: list[tuple[str, _Samples]])
     for other, seen in trained:
         count = evaluated.shared.get(seen.data, 0)
         if count >= max(_FEWEST_SHARED, _SHARE * evaluated.count) and seen.known:
-            yield _at_loader(
+            yield at_loader(
                 "evaluated_on_training",
                 name,
-                evaluated,
+                evaluated.line.location,
                 f"{count:,} of the {plural(evaluated.count, 'sample')} of `{name}` are trained on, too: `{other}` has them",
                 "split the data so that no sample is in both, as `torch.utils.data.random_split` does",
-                "what is measured on samples that the model was trained on says nothing of new ones",
+                explanation="what is measured on samples that the model was trained on says nothing of new ones",
+                is_hint=True,
             )
             return
 
 
 def _contradicting_labels(name: str, seen: _Samples) -> AutogradFinding:
     many, size = seen.contradicting[0]
-    return _at_loader(
+    return at_loader(
         "contradicting_labels",
         name,
-        seen,
+        seen.line.location,
         f"{many} of the {size} samples in a batch of `{name}` equal another one that has a different label",
         "look at what the data set reads for each label: it is the same data",
-        "a model cannot tell them apart: its loss stays at that of guessing",
+        explanation="a model cannot tell them apart: its loss stays at that of guessing",
+        is_hint=True,
     )
 
 
-def _at_loader(kind: Kind, name: str, seen: _Samples, headline: str, advice: str, explanation: str) -> AutogradFinding:
-    looped = seen.line.location
-    made = made_as(looped.file, name, "DataLoader")
+def _sorted(name: str, seen: _Samples) -> AutogradFinding:
+    """The samples come class by class, and the loader keeps their order."""
+    return at_loader(
+        "sorted_batches",
+        name,
+        seen.line.location,
+        f"each batch of `{name or 'the loader'}` has samples of a single class",
+        f"make `{name or 'the loader'}` with `shuffle=True`",
+        option=("shuffle", True),
+        explanation="the data set is sorted by class, and the loader does not shuffle: each update forgets the other classes",
+    )
+
+
+def at_loader(
+    kind: Kind,
+    name: str,
+    looped: Location | None,
+    headline: str,
+    advice: str,
+    option: tuple[str, bool | None] | None = None,
+    **more: Any,
+) -> AutogradFinding:
+    """At the line that makes a loader, else at that of a loop over it; `option`: what to make it with, None for without that."""
+    made = made_as(looped.file, name, "DataLoader") if looped is not None else []
     where = made[0][0] if made else looped
-    saved_at = looped if where is not looped else None
-    return finding(kind, headline, where, advice, tensor=name, saved_at=saved_at, explanation=explanation, is_hint=True)
+    return finding(
+        kind,
+        headline,
+        where,
+        advice,
+        edits=exchanging(where, made[0][1], with_option(made[0][1], *option)) if made and option is not None else (),
+        tensor=name or None,
+        saved_at=looped if where is not looped else None,
+        **more,
+    )
