@@ -28,5 +28,6 @@ def left_over() -> Iterator[LeftOver]:
             for first, _ in (pair for node in ast.walk(function) for block in blocks(node) for pair in pairwise(block)):
                 if isinstance(first, _ENDS) and len(cell.beside(first)) == 1:
                     text = cell.text(first)
-                    fix = f"remove `{text}` from `{function.name}`: nothing after it runs"
+                    owners = [owner.name for owner in nodes(ast.ClassDef, cell.tree) if function in owner.body]
+                    fix = f"remove `{text}` from {'.'.join([*owners, function.name])}(): nothing after it runs"
                     yield LeftOver(fix, (cell.replacing(first, ""),))

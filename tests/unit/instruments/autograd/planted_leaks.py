@@ -217,4 +217,27 @@ with torch.no_grad():
         tensors=("state_dict",),
         edits=(("    print(net", "    net.load_state_dict(state_dict)\n    print(net"),),
     ),
+    Case(
+        name="an accuracy of the training data where nothing reads the data for validation",
+        kind="evaluated_on_training",
+        text="""\
+train_x, train_y = torch.randn(64, 6), torch.randint(2, (64,))
+val_x, val_y = torch.randn(32, 6), torch.randint(2, (32,))
+net = nn.Linear(6, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def accuracy(x, y):
+    with torch.no_grad():
+        return (net(x).argmax(1) == y).float().mean().item()
+
+for step in range(4):
+    loss = F.cross_entropy(net(train_x), train_y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    val_accuracy = accuracy(train_x, train_y)  #> location
+""",
+        tensors=("train_x",),
+        edits=(("accuracy(train_x, train_y)  #", "accuracy(val_x, val_y)  #"),),
+    ),
 )

@@ -464,3 +464,59 @@ def test_a_constructor_of_another_name_makes_no_layers(name: str, shell: Interac
     assert f"`Net.{name}` should be `__init__`" in answer.report.verdict
     assert answer.report.fix_state == "verified"
     assert answer.result.success
+
+
+SAMPLES = """\
+class ToTensor:
+    def __call__(self, sample):
+        return 0
+        return {"input": torch.from_numpy(sample["input"]).float()}
+
+class Pictures(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, place):
+        return ToTensor()({"input": np.ones((3, 4, 4), dtype="float32")})
+"""
+"""Rebuilt from https://github.com/theodumont/superpixels-segmentation/issues/1."""
+
+
+def test_a_statement_that_was_left_over_is_removed_where_the_cell_then_runs(shell: InteractiveShell) -> None:
+    read = 'for sample in DataLoader(Pictures(), batch_size=4):\n    pictures = sample["input"].flatten(1)'
+    answer = asked(shell, IMPORTS, SAMPLES, read)
+    assert answer.report.fix.startswith("remove `return 0` from ToTensor.__call__()")
+    assert answer.report.fix_state == "verified"
+    assert answer.result.success
+    assert shell.user_ns["pictures"].shape == (4, 48)
+
+
+def test_a_statement_that_was_left_over_stays_where_the_error_does(shell: InteractiveShell) -> None:
+    harmless = 'def weight():\n    return 2.0\n    print("a test")'
+    answer = asked(shell, IMPORTS, harmless, 'x = torch.ones(2) * weight()\nraise RuntimeError("no data")')
+    assert not answer.report.edits
+
+
+ANGLE = """\
+class Rotation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.angle = nn.Parameter(torch.tensor(0.0))
+        self.cos, self.sin = torch.ones(1), torch.zeros(1)
+        self.cos = torch.cos(self.angle)
+        self.sin = torch.sin(self.angle)
+        self.scale = torch.exp(self.angle)
+    def forward(self, x):
+        return self.scale * x
+
+net = Rotation()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+"""After https://discuss.pytorch.org/t/26780."""
+
+
+def test_what_a_constructor_computes_of_parameters_is_computed_in_the_forward(shell: InteractiveShell) -> None:
+    step = "optimizer.zero_grad()\n    loss = (net(torch.ones(4)) - 2).pow(2).mean()\n    loss.backward()\n    optimizer.step()"
+    answer = asked(shell, IMPORTS, ANGLE, f"for number in range(20):\n    {step}")
+    assert [edit.new for edit in answer.report.edits] == ["self.scale = torch.exp(self.angle)"]
+    assert answer.result.success
+    assert float(shell.user_ns["loss"]) < 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.names import user_variables
+from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, bound_names, called, copied, exchanged, nodes, own_nodes, targets_of
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, bound_names, called, copied, exchanged, nodes, own_nodes, targets_of, tree_of
 from torchdebug_magics.probing.source.user_code import location
 
 _FROM_DISK = frozenset({"load", "load_file", "load_state_dict_from_url", "load_url", "hf_hub_download"})
@@ -33,10 +34,10 @@ class _Place(NamedTuple):
 
 def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Weights that were read from a file, fit a model that was called, and were never put into it."""
-    variables = [(name, value) for name, value in user_variables() if name.isidentifier()]
+    variables = [(name, value) for name, value in user_names(sys._getframe()) if name.isidentifier()]
     called_models = {id(root()) for seen in facts.watched.recorder.root_calls.values() if (root := seen.root) is not None}
     models = [(name, value) for name, value in variables if isinstance(value, torch.nn.Module) and id(value) in called_models]
-    files = list(cells()) if models else []
+    files = _sources(facts) if models else []
     reads = {read for cell in files for read in _subscripts_read(cell.tree)}
     for (name, value), (model_name, model) in product(variables if files else (), models):
         for key, state in _states(value):
@@ -57,6 +58,13 @@ def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 explanation=f"they fit `{model_name}`, which still has those that it was made with",
             )
             return
+
+
+def _sources(facts: TrainingFacts) -> list[Source]:
+    """The cells, the latest first, and the files of what was recorded."""
+    known = list(cells())
+    files = dict.fromkeys(op.line.file for op in facts.tape.ops if op.line is not None) if not known else ()
+    return known + [Source(location(file, 1, "<module>"), tree) for file in files if (tree := tree_of(file)) is not None]
 
 
 def _states(value: Any) -> Iterator[tuple[str | None, Mapping[str, torch.Tensor]]]:
@@ -100,7 +108,7 @@ def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A result that is named after an evaluation and computed of the training data, where nothing reads the data for evaluation."""
     if not facts.course.steps_count:
         return
-    files = list(cells())
+    files = _sources(facts)
     scopes = [[(cell, node) for cell in files for node in own_nodes(cell.tree)]]
     scopes += [[(cell, node) for node in own_nodes(function)] for cell in files for function in nodes(FUNCTIONS, cell.tree)]
     read_in_cells = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
