@@ -520,3 +520,54 @@ def test_what_a_constructor_computes_of_parameters_is_computed_in_the_forward(sh
     assert [edit.new for edit in answer.report.edits] == ["self.scale = torch.exp(self.angle)"]
     assert answer.result.success
     assert float(shell.user_ns["loss"]) < 0.1
+
+
+FIT = "torch.manual_seed(0)\nnet, x, y = nn.Linear(4, 1), torch.randn(32, 4), torch.randn(32, 1)\n"
+STEPS = "for step in range(3):\n    loss = loss(net(x), y)\n    loss.backward()"
+OF_AN_ARGUMENT = (
+    "def fit(loss):\n    for step in range(3):\n        loss = loss(net(x), y)\n        loss.backward()\n    return loss.item()"
+)
+STACKED = """\
+Layer = nn.Linear
+
+class Block(nn.Module):
+    def __init__(self, layer, size):
+        super().__init__()
+        self.layers = nn.Sequential(*[layer(size, size) for _ in range(2)])
+    def forward(self, x):
+        return self.layers(x)
+"""
+RESULTS_WITH_THE_NAME_OF_WHAT_IS_CALLED = {
+    "in a loop": (
+        (FIT + "loss = nn.MSELoss()", STEPS),
+        "`loss` is a Tensor here",
+        ["loss = criterion(net(x), y)", "criterion = nn.MSELoss()"],
+    ),
+    "of an argument": (
+        (FIT + OF_AN_ARGUMENT, "fit(nn.MSELoss())"),
+        "`loss` is a Tensor here",
+        ["loss_value = loss(net(x), y)", "loss_value.backward()", "return loss_value.item()"],
+    ),
+    "of a class": (  # https://stackoverflow.com/questions/68011125
+        (STACKED, "block = Layer\nparts = []\nfor size in (2, 3):\n    block = Block(block, size)\n    parts.append(block)"),
+        "`block` is a Block here",
+        ["block = Block(block_class, size)", "block_class = Layer"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS_WITH_THE_NAME_OF_WHAT_IS_CALLED.values(), ids=RESULTS_WITH_THE_NAME_OF_WHAT_IS_CALLED)
+def test_a_result_with_the_name_of_what_is_called(case: tuple[tuple[str, str], str, list[str]], shell: InteractiveShell) -> None:
+    (setup, failing), sentence, new = case
+    answer = asked(shell, IMPORTS + setup, failing)
+    assert sentence in answer.report.verdict
+    assert [edit.new for edit in answer.report.edits] == new
+    assert answer.report.fix_state == "verified"
+    assert answer.result.success
+
+
+def test_a_variable_with_the_name_of_a_function_of_python(shell: InteractiveShell) -> None:
+    answer = asked(shell, "max = 3.0", "best = max([1, 2])")
+    assert "no longer Python's own function" in answer.report.verdict
+    assert answer.report.fix == "give the variable another name, and run `del max` once"
+    assert not answer.report.edits

@@ -1,0 +1,135 @@
+"""A name that was given to something else than what is called by it: ``loss = loss(output, target)``, or a variable called ``max``."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from torchdebug_magics.instruments.shapes.explain import edited, refusal
+from torchdebug_magics.instruments.shapes.report import Failure
+from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
+from torchdebug_magics.probing.source.syntax import (
+    SIMPLE,
+    bound_names,
+    copied,
+    exchanged,
+    expression,
+    loops_around,
+    nodes,
+    own_nodes,
+    read_names,
+    statement_at,
+    tree_of,
+)
+from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.report import Edit
+
+_OWN = frozenset(vars(builtins))
+
+
+def rebound_name(error: BaseException) -> Failure | None:
+    """Which variable no longer holds what the line calls, and what gave it the other value; None where that is not why it raised."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    if not isinstance(error, TypeError) or not frames:
+        return None
+    if "object is not callable" in str(error):
+        return _called(error, *frames[-1])
+    return next(filter(None, (_instead_of_class(error, frame, line) for frame, line in reversed(frames))), None)
+
+
+def _called(error: TypeError, frame: FrameType, line: int) -> Failure | None:
+    """What is called is a variable whose value cannot be."""
+    statement = statement_at(tree_of(frame.f_code.co_filename), line)
+    names = {**frame.f_globals, **frame.f_locals}
+    for call in nodes(ast.Call, statement):
+        if not isinstance(call.func, ast.Name) or call.func.id not in names or callable(names[call.func.id]):
+            continue
+        name, kind = call.func.id, type(names[call.func.id]).__name__
+        if name in _OWN:
+            failure = refusal(error, f"`{name}` is a {kind} here, and no longer Python's own function")
+            return replace(failure, fix=f"give the variable another name, and run `del {name}` once")
+        sentence = f"`{name}` is a {kind} here: the line that calls it gives its result the same name"
+        return edited(error, sentence, _renamed(frame, line, name)) if statement is not None and name in bound_names(statement) else None
+    return None
+
+
+def _instead_of_class(error: TypeError, frame: FrameType, line: int) -> Failure | None:
+    """A line of a loop passes a class on, and gives the object that it gets the same name."""
+    statement = statement_at(tree_of(frame.f_code.co_filename), line)
+    if not isinstance(statement, ast.Assign):
+        return None
+    names = {**frame.f_globals, **frame.f_locals}
+    for name in sorted(read_names(statement.value) & bound_names(statement)):
+        made = next(_made(frame, line, name), None)
+        first = names.get(made[1].value.id) if made is not None and isinstance(made[1].value, ast.Name) else None
+        if isinstance(first, type) and not isinstance(names.get(name), type):
+            sentence = (
+                f"`{name}` is a {type(names[name]).__name__} here, and no longer the class {first.__name__}: the loop gives both one name"
+            )
+            return edited(error, sentence, _renamed(frame, line, name))
+    return None
+
+
+def _made(frame: FrameType, line: int, name: str) -> Iterator[tuple[Source, ast.Assign]]:
+    """The assignments that gave the name its first value, the latest first: before the loop around a line, in its function or the cells."""
+    file, function = frame.f_code.co_filename, function_node(frame.f_code)
+    tree = tree_of(file)
+    if tree is None:
+        return
+    loops = loops_around(tree, line)
+    first = loops[0].lineno if loops else line
+    own: Any = tree if function is None or frame.f_code.co_name == "<module>" else function
+    before = [node for node in own_nodes(own) if isinstance(node, ast.Assign) and node.lineno < first and _binds(node, name)]
+    here = Source(location(file, line, frame.f_code.co_name), tree)
+    yield from ((here, node) for node in reversed(before))
+    if own is tree:
+        others = (cell for cell in cells() if cell.where.file != file)
+        yield from (
+            (cell, node) for cell in others for node in reversed(cell.tree.body) if isinstance(node, ast.Assign) and _binds(node, name)
+        )
+
+
+def _binds(node: ast.Assign, name: str) -> bool:
+    return len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name
+
+
+def _renamed(frame: FrameType, line: int, name: str) -> tuple[Edit, ...]:
+    """What is called, or passed on, by another name where it is made, and in the line that raised."""
+    file = frame.f_code.co_filename
+    made, tree = next(_made(frame, line, name), None), tree_of(file)
+    statement = statement_at(tree, line)
+    if tree is None or not isinstance(statement, ast.Assign):
+        return ()
+    if made is None:
+        return _with_other_result(frame, Source(location(file, line, frame.f_code.co_name), tree), statement, name)
+    source, first = made
+    is_class = isinstance(first.value, ast.Name)
+    new = "criterion" if "loss" in name.lower() else f"{name}_class" if is_class else f"{name}_function"
+    taken = {*frame.f_globals, *frame.f_locals, *frame.f_code.co_varnames}
+    new = next(each for each in (new, f"{new}_", f"the_{new}") if each not in taken)
+    value = exchanged(copied(statement.value), lambda node: ast.Name(new) if isinstance(node, ast.Name) and node.id == name else None)
+    where = location(file, line, frame.f_code.co_name)
+    renamed = source.replacing(first, source.text(first).replace(name, new, 1))
+    changed = exchanging(where, statement.value, value)
+    return (*changed, renamed) if changed else ()
+
+
+def _with_other_result(frame: FrameType, source: Source, statement: ast.Assign, name: str) -> tuple[Edit, ...]:
+    """The result of a line that calls an argument of its function, by another name there and below."""
+    function, new = function_node(frame.f_code), f"{name}_value"
+    is_argument = name in frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    if function is None or not is_argument or new in frame.f_code.co_varnames or not _binds(statement, name):
+        return ()
+    below = [node for node in own_nodes(function) if isinstance(node, SIMPLE) and node.lineno > statement.lineno]
+    readers = [node for node in below if name in read_names(node)]
+    if any(name in bound_names(node) for node in below):
+        return ()
+    target = source.text(statement).replace(name, new, 1)
+    rest = (source.replacing(node, source.exchanged_text(node, expression(name), expression(new))) for node in readers)
+    return (source.replacing(statement, target), *rest)
