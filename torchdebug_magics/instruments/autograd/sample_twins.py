@@ -16,6 +16,8 @@ from torchdebug_magics.probing.tensors import tensors_in
 
 _MOST_RUNS = 4_000
 _MOST_BYTES = 1 << 27
+_MOST_COMPARED = 64
+"""Samples, until one differs from the first."""
 _TABLE = 2
 _VALUELESS = ("empty", "zeros", "ones", "full", "rand", "new_")
 
@@ -127,7 +129,9 @@ class SampleTwins:
             if is_first:
                 self.samples_count, self.input_shape, self.has_steps = count, tuple(tensor.shape), not is_table
                 others = (
-                    at for at in range(1, count) if not torch.equal(tensor.select(self.dimension, at), tensor.select(self.dimension, 0))
+                    at
+                    for at in range(1, min(count, _MOST_COMPARED))
+                    if not torch.equal(tensor.select(self.dimension, at), tensor.select(self.dimension, 0))
                 )
                 self._other = next(others, 1)
             first, second = tensor.detach().clone(), tensor.detach().clone()

@@ -21,6 +21,8 @@ _SAMPLE = 1024
 _EACH_OF, _THEN_EVERY = 64, 4
 """Samples are taken at each of so many steps, then at every fourth one; gradient norms at each step, of all elements. In a step without
 a sample, they are read by module only where they are unusual."""
+_UNUSUAL = 1.5
+"""By how much a norm is above that of the last step that was read by module."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -53,8 +55,8 @@ class OptimizerWatch:
         """Those that no update has changed so far, by their positions."""
         self._modules: tuple[ModuleSeries, ...] = ()
         """Those of the last step that was read by module, if none of its gradients was zero."""
-        self._largest = 0.0
-        """The largest norm of a step."""
+        self._last_norm = 0.0
+        """Of the last step that was read by module."""
 
     def before(self, parameters: Sequence[torch.Tensor]) -> None:
         """An update is about to begin; one with a closure is yet to compute the gradients."""
@@ -135,11 +137,11 @@ class OptimizerWatch:
             step.members |= {meter.places[at] for at in meter.present}
         norms = [norm for _, values in received for norm in values]
         step.norm = math.sqrt(sum(norm * norm for norm in norms))
-        is_usual = step.norm <= self._largest and min(norms, default=0.0) > 0 and not step.events.clips
+        is_usual = step.norm <= _UNUSUAL * self._last_norm and min(norms, default=0.0) > 0 and not step.events.clips
         if is_usual and self._modules and self.history.record.write is None and not any(meter.is_sampled for meter in meters):
             step.unread = self._modules
             return step
-        self._largest = max(self._largest, step.norm if math.isfinite(step.norm) else 0.0)
+        self._last_norm = step.norm
         self._by_module(step, list(zip(meters, (values for _, values in received), strict=True)))
         self._modules = tuple(step.numbers) if min(norms, default=0.0) > 0 else ()
         return step

@@ -11,7 +11,9 @@ from torchdebug_magics.probing.source.edited_source import cells
 from torchdebug_magics.probing.source.syntax import FUNCTIONS, blocks, nodes
 from torchdebug_magics.report import Edit
 
-_ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_ENDS = (ast.Return, ast.Break, ast.Continue)
+"""And no `raise`, which may be the very error."""
+MOST_TRIED = 3
 
 
 class LeftOver(NamedTuple):
@@ -25,6 +27,8 @@ def left_over() -> Iterator[LeftOver]:
     """Of the user's functions, the statements after which others of their block stand that never run."""
     for cell in cells():
         for function in nodes(FUNCTIONS, cell.tree):
+            if any(True for _ in nodes((ast.Yield, ast.YieldFrom), function)):
+                continue  # an empty generator
             for first, _ in (pair for node in ast.walk(function) for block in blocks(node) for pair in pairwise(block)):
                 if isinstance(first, _ENDS) and len(cell.beside(first)) == 1:
                     text = cell.text(first)

@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from torchdebug_magics import catalog
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import SCRIPT
-from torchdebug_magics.instruments.watch.left_over import LeftOver, left_over
+from torchdebug_magics.instruments.watch.left_over import MOST_TRIED, LeftOver, left_over
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
 from torchdebug_magics.report import Edit, Finding, Report, changed
@@ -54,7 +55,7 @@ def tried(
     runs_code = finding is not None and any(
         "weights_only=False" in edit.new for edit in finding.edits
     )  # the user must trust the file first
-    lines = list(left_over()) if raised and finding is not None and not finding.edits else []
+    lines = list(islice(left_over(), MOST_TRIED)) if raised and finding is not None and not finding.edits else []
     if not (alternatives or is_open or lines) or runs_code or not again.can_run:
         return report
     result: Report = report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torchdebug_magics.instruments.autograd.source_readings import (
     statement_at,
 )
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape
-from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.edited_source import Source, exchanging, same
 from torchdebug_magics.probing.source.lines import Line
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
@@ -90,7 +91,7 @@ def cut_graph(raised: Raised) -> AutogradFinding:
         where,
         op=dropped.op,
         saved_at=dropped.op.where if where != dropped.op.where else None,
-        edits=softened(raised.tape.ancestors(id(root))) if dropped.cause == "dtype" else unwrapped([dropped]),
+        edits=softened(raised.tape.ancestors(id(root)), dropped.op) if dropped.cause == "dtype" else unwrapped([dropped]),
         explanation="backward() starts at a tensor without a graph: no parameter can get a gradient",
     )
 
@@ -256,8 +257,9 @@ def unwrapped(cuts: Iterable[Dropped]) -> tuple[Edit, ...]:
         copies = [node for node in tensors if node.args and isinstance(node.args[0], ast.List)]
         joined = _Unwrap(of_list=True).visit(copied(copies[0])) if len(copies) == 1 else None
         if isinstance(joined, ast.Call) and called(joined) == "stack":  # where each has a single element, as that of shape (1,)
-            joined = expression(f"{ast.unparse(joined)}.flatten()")
-        edits[cut.op.where] = exchanging(cut.op.where, copies[0], joined) if joined is not None else ()
+            dtypes = [option.value for option in copies[0].keywords if option.arg == "dtype"]
+            joined = expression(f"{ast.unparse(joined)}.flatten()" + "".join(f".to({ast.unparse(dtype)})" for dtype in dtypes))
+        edits[cut.op.where] = exchanging(cut.op.where, copies[0], joined) if joined is not None and not same(joined, copies[0]) else ()
     return tuple(edit for of_line in edits.values() for edit in of_line) if all(edits.values()) else ()
 
 
@@ -276,9 +278,12 @@ def without_leaf(backward: Location | None) -> tuple[Edit, ...]:
         value = statement.value if isinstance(statement, ast.Assign) and name in bound_names(statement) else None
         match value:
             case ast.Call(_, [inner], [ast.keyword("requires_grad", ast.Constant(True))]) if called(value) in _MAKERS:
-                return exchanging(where, value, inner)
+                pass
             case ast.Call(ast.Attribute(inner, "requires_grad_"), _):
-                return exchanging(where, value, inner)
+                pass
+            case _:
+                continue
+        return (source.replacing(statement, ""),) if ast.unparse(inner) == name else exchanging(where, value, inner)
     return ()
 
 
@@ -295,8 +300,11 @@ class _Unwrap(ast.NodeTransformer):
         parts = node.args[0]
         if isinstance(parts, (ast.List, ast.Tuple)) and any(isinstance(elt, (ast.List, ast.Constant)) for elt in parts.elts):
             sizes, values = _laid_out(parts)
-            joined = "torch.cat([torch.as_tensor(value).reshape(1) for value in values])" + f".reshape({', '.join(map(str, sizes))})"
-            return expression(joined.replace("values", f"({', '.join(ast.unparse(_stripped(value)) for value in values)})"))
+            options = "".join(f", {ast.unparse(option)}" for option in node.keywords if option.arg in {"dtype", "device"})
+            each = ", ".join(ast.unparse(_stripped(value)) for value in values)
+            joined = f"torch.cat([torch.as_tensor(value{options}).reshape(1) for value in ({each})])"
+            is_even = math.prod(sizes) == len(values)
+            return expression(f"{joined}.reshape({', '.join(map(str, sizes))})") if is_even else node
         if isinstance(parts, (ast.List, ast.Tuple)):
             parts = ast.List([_stripped(elt) for elt in parts.elts], ast.Load())
         elif isinstance(parts, (ast.ListComp, ast.GeneratorExp)):
@@ -327,7 +335,9 @@ def dropped_on_the_way(tape: Tape, root: int, before: int | None = None) -> tupl
         passed.append(op)
         if (dropped := dropped_by(op)) is not None:
             return dropped, passed
-    return rewrapped_in(tape, passed), passed
+    consumers = tape.consumers()
+    ends = (op for op in tape.ops if op.is_forward and op.index not in consumers and any(use.requires_grad for use in op.reads))
+    return rewrapped_in(tape, passed) or next(listed_in(passed, ends), None), passed
 
 
 def dropped_by(op: RecordedOp, on_the_way: Container[int] | None = None) -> Dropped | None:

@@ -196,7 +196,7 @@ def _kept_by_module(raised: Raised, **more: Any) -> AutogradFinding | None:
         if loop is not None and meant:
             attributes = listed([f"`{attribute}`" for attribute, _ in meant])
             return raised.finding(
-                f"{attributes} {'is computed once, in the constructor,' if len(meant) == 1 else 'are computed once'} and not in each step",
+                f"{attributes} {'is computed' if len(meant) == 1 else 'are computed'} in the constructor alone, and not in each step",
                 "",
                 fix=" and ".join(f"`{edit.new}`" for _, edit in meant) + ("" if meant[0][1].old else " at the start of `forward`"),
                 edits=tuple(edit for _, edit in meant),
@@ -247,8 +247,9 @@ def _meant_parameters(module: torch.nn.Module, passed: set[Any]) -> Iterator[tup
                 and own is not None
                 and not read_names(statement.value) & (bound_inside(own) - {"self"})
             ):
-                body = forward.body[ast.get_docstring(forward) is not None :]
-                yield attribute, source.before(body[0], source.text(statement))
+                first = forward.body[ast.get_docstring(forward) is not None]
+                if first.lineno > forward.lineno:
+                    yield attribute, source.before(first, source.text(statement))
         else:
             home = "nn" if "nn" in read_names(tree) else "torch.nn"
             yield attribute, source.replacing(statement, f"self.{attribute} = {home}.Parameter({ast.unparse(statement.value)})")

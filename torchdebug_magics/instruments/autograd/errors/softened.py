@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torchdebug_magics.instruments.autograd.source_readings import statement_at
 from torchdebug_magics.instruments.autograd.tape import RecordedOp
-from torchdebug_magics.probing.source.edited_source import exchanging
+from torchdebug_magics.probing.source.edited_source import cells, exchanging
 from torchdebug_magics.probing.source.syntax import as_atom, called, copied, expression, names_in, nodes, targets_of, tree_of
 from torchdebug_magics.report import Edit, Location
 
@@ -18,37 +18,57 @@ _FACTOR = 10
 """By which a difference is multiplied before its sigmoid: 0.25 above the threshold gives 0.92."""
 
 
-def softened(ops: Iterable[RecordedOp]) -> tuple[Edit, ...]:
-    """The edits of all lines in which a loss that these ops compute loses its gradient to a comparison; none where a result is an index."""
-    hard: set[int] = set()
-    lines: dict[Location, None] = {}
+_TAKES_MASKS = frozenset({"where", "masked_fill", "masked_fill_", "masked_select", "masked_scatter"})
+
+
+def softened(ops: Iterable[RecordedOp], comparison: RecordedOp) -> tuple[Edit, ...]:
+    """The edits of the lines in which a loss that these ops compute loses its gradient to a comparison, and to logic of what it gives.
+
+    None where the result is an index or a condition, or is compared again.
+    """
+    hard, lines = {comparison.index}, {comparison.where: None}
     for op in sorted(ops, key=lambda op: op.index):
-        follows = not hard.isdisjoint(parent.index for parent in op.parents)
-        compares = op.name in _COMPARISONS and any(use.requires_grad for use in op.reads)
-        if op.where is not None and (compares or (op.name in _LOGIC and follows)):
+        if hard.isdisjoint(parent.index for parent in op.parents):
+            continue
+        hard.add(op.index)
+        if op.name in {"eq", "ne"}:
+            return ()
+        if op.name in _LOGIC:
             lines[op.where] = None
-        if compares or follows:
-            hard.add(op.index)
-    edits = [_softened_at(where) for where in lines]
-    return tuple(edit for of_line in edits for edit in of_line) if all(edits) else ()
+    edits = [_softened_at(where) for where in lines if where is not None] if comparison.name in _COMPARISONS else []
+    return tuple(edit for of_line in edits for edit in of_line) if edits and all(edits) else ()
 
 
 def _softened_at(where: Location) -> tuple[Edit, ...]:
-    statement = statement_at(where)
+    statement, tree = statement_at(where), tree_of(where.file)
     value = getattr(statement, "value", None)
-    if not isinstance(value, ast.expr):
+    if not isinstance(value, ast.expr) or tree is None:
         return ()
-    indices = [node.slice for node in nodes(ast.Subscript, tree_of(where.file))]
     masks = {target.id for target in targets_of(statement) if isinstance(target, ast.Name)}
-    inner = [part for node in nodes(ast.Subscript, statement) for part in nodes(ast.Compare, node.slice)]
-    if inner or any(names_in(index) & masks for index in indices):
+    conditions: list[ast.AST] = [node.slice for node in nodes(ast.Subscript, tree)]
+    conditions += [node.test for node in nodes((ast.If, ast.While), tree)]
+    conditions += [argument for node in nodes(ast.Call, tree) if called(node) in _TAKES_MASKS for argument in node.args]
+    beside = [part for node in nodes(ast.Subscript, statement) for part in nodes(ast.Compare, node.slice)]
+    beside += [part for option in nodes(ast.keyword, statement) for part in nodes(ast.Compare, option.value)]
+    beside += [
+        part
+        for node in ast.walk(value)
+        if isinstance(node, (ast.IfExp, ast.comprehension, ast.Lambda))
+        for part in nodes(ast.Compare, node)
+    ]
+    if beside or any(names_in(condition) & masks for condition in conditions if condition not in ast.walk(value)):
         return ()
-    new = _Soften().visit(copied(value))
+    imports = (name for place in (tree, *(cell.tree for cell in cells())) for node in nodes(ast.Import, place) for name in node.names)
+    torch = next((name.asname for name in imports if name.name == "torch" and name.asname), "torch")
+    new = _Soften(torch).visit(copied(value))
     return () if ast.unparse(new) == ast.unparse(value) else exchanging(where, value, new)
 
 
 class _Soften(ast.NodeTransformer):
     """``(a > b).float()`` -> ``torch.sigmoid(10 * (a - b))``; ``logical_and(a, b)`` -> ``a * b``."""
+
+    def __init__(self, torch: str) -> None:
+        self._torch = torch
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Gt, ast.GtE, ast.Lt, ast.LtE)):
@@ -56,13 +76,14 @@ class _Soften(ast.NodeTransformer):
         high, low = node.left, node.comparators[0]
         if isinstance(node.ops[0], (ast.Lt, ast.LtE)):
             high, low = low, high
-        return expression(f"torch.sigmoid({_FACTOR} * ({as_atom(high)} - {as_atom(low)}))")
+        is_zero = isinstance(low, ast.Constant) and low.value == 0
+        return expression(f"{self._torch}.sigmoid({_FACTOR} * {as_atom(high) if is_zero else f'({as_atom(high)} - {as_atom(low)})'})")
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         name, args = called(node), node.args
         if name in _CASTS and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Compare):
             return self.visit_Compare(node.func.value)
-        if name == "where" and isinstance(args[0], ast.Compare):
+        if name == "where" and args and isinstance(args[0], ast.Compare):
             chosen = [part.value if isinstance(part, ast.Constant) else None for part in args[1:]]
             if chosen == [0, 1]:
                 args[0].left, args[0].comparators[0] = args[0].comparators[0], args[0].left

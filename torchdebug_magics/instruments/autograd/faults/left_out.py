@@ -32,7 +32,7 @@ from torchdebug_magics.instruments.autograd.faults.forgotten import (
     with_model,
 )
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
-from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind, cutter
+from torchdebug_magics.instruments.autograd.report import COMPARISONS, AutogradFinding, Kind, cutter
 from torchdebug_magics.instruments.autograd.source_readings import (
     assigned_at,
     attribute_line,
@@ -190,9 +190,9 @@ def _missing_by_mistake(
 
 def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A loss set to require grad itself: backward() raises nothing, and reaches no parameter."""
-    for seen in facts.course.backwards if facts.course.steps else ():
+    for seen in facts.course.backwards:
         dropped = dropped_on_the_way(facts.tape, seen.loss, seen.index)[0] if seen.loss_is_leaf else None
-        if dropped is not None:
+        if dropped is not None and (facts.course.steps or dropped.cause in {"list", "rewrapped"}):
             kind: Kind = "grad_disabled" if dropped.cause in {"no_grad", "inference_mode"} else "no_gradient"
             headline, fix, where = dropped.words()
             of_loss, copies = without_leaf(seen.where), unwrapped([dropped])
@@ -202,6 +202,7 @@ def nothing_reached(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 headline,
                 where,
                 f"{fix}, and remove `requires_grad` from the loss",
+                fix=f"remove `{of_loss[0].old}`" if is_loss and not of_loss[0].new else "",
                 edits=of_loss if is_loss else (*copies, *of_loss) if copies else (),
                 op=dropped.op,
                 parameters=facts.names_of(_never_with_gradient(facts)),
@@ -233,7 +234,7 @@ def missing_gradients(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         lists = list(listed_in(counted.values(), (op for op in after.values() if not facts.consumers.get(op.index))))
         dropped = dropped or next(iter(lists), None)
         if any(tensor is variable for variable in variables):
-            if isinstance(dropped, Dropped) and dropped.switch is None:  # under `no_grad()`, it may be meant
+            if isinstance(dropped, Dropped) and _is_by_mistake(dropped, tensor, facts):
                 yield _no_gradient((variable_of(tensor) or "",), 1, dropped, unwrapped(lists or [dropped]))
             continue
         if dropped is None and others_learn and after.keys().isdisjoint(counted):
@@ -258,10 +259,11 @@ def _by_switch(facts: TrainingFacts, groups: list[tuple[list[torch.Tensor], Drop
             whole = _no_gradient(facts.names_of(together), len(together), dropped)
             yield replace(whole, fix=without, edits=edits, fix_state="compiles" if edits else "advice")
         elif together:
-            is_hard = isinstance(dropped, Dropped) and dropped.cause == "dtype"
-            losses = [(seen.loss, seen.index) for seen in facts.course.backwards] if is_hard else []
-            edits = softened({op.index: op for loss, index in losses for op in facts.tape.ancestors(loss, index)}.values())
-            yield _no_gradient(facts.names_of(tensors), len(tensors), dropped, edits if is_hard else None)
+            soft: tuple[Edit, ...] | None = None
+            if isinstance(dropped, Dropped) and dropped.cause == "dtype":
+                ancestors = (op for seen in facts.course.backwards for op in facts.tape.ancestors(seen.loss, seen.index))
+                soft = softened({op.index: op for op in ancestors}.values(), dropped.op)
+            yield _no_gradient(facts.names_of(tensors), len(tensors), dropped, soft)
 
 
 def _without_switch(dropped: Dropped) -> tuple[str, tuple[Edit, ...]]:
@@ -301,6 +303,13 @@ def _never_with_gradient(facts: TrainingFacts) -> Iterator[torch.Tensor]:
         learnt_later = optimizer.state if facts.watched.steps[id(optimizer)] > len(steps) else ()
         missed = [tensor for tensor in parameters_of(optimizer) if id(tensor) in without - facts.reached]
         yield from (tensor for tensor in missed if tensor.grad is None and tensor not in learnt_later)
+
+
+def _is_by_mistake(dropped: Dropped, variable: torch.Tensor, facts: TrainingFacts) -> bool:
+    """Whether a cut can hardly be meant: a copy, or a threshold that is compared with; `detach` and `no_grad` say what they do."""
+    memory = facts.tape.numbers.of(variable)
+    is_threshold = dropped.op.name in COMPARISONS and variable.numel() == 1 and any(use.memory == memory for use in dropped.op.reads)
+    return dropped.cause in {"list", "rewrapped"} or is_threshold
 
 
 def _unreached_variables(facts: TrainingFacts) -> Iterator[torch.Tensor]:

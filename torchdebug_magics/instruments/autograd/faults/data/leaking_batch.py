@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -77,7 +78,8 @@ def predicted_leak(recorder: GraphRecorder) -> AutogradFinding | None:
     inside = [op for op in recorder.tape.ops if op.root and "softmax" in op.name and op.makes[0].shape[:1] == (samples.samples_count,)]
     returned = [op for op in inside if all(consumer.name == "detach" or not consumer.root for consumer in consumers.get(op.index, ()))]
     mixing = _first_mixing(recorder, samples, returned)
-    return None if mixing is None or len(mixing.op.makes[0].shape) != _TABLE_DIMENSIONS else _leak_finding(mixing)
+    shape = () if mixing is None else mixing.op.makes[0].shape
+    return None if mixing is None or len(shape) != _TABLE_DIMENSIONS or shape[-1] == 1 else replace(_leak_finding(mixing), is_hint=True)
 
 
 def _leak_finding(mixing: Mixing) -> AutogradFinding:
@@ -203,9 +205,19 @@ def _is_set_against_rows(recorder: GraphRecorder, op: RecordedOp) -> bool:
     for consumer in recorder.tape.consumers().get(op.index, ()):
         others = [use for use in consumer.reads if len(use.shape) > 1 and use.shape[:1] == reduced.shape[:1]]
         is_of_others = others and all(use.memory != reduced.memory or reduced.requires_grad for use in others)
-        if consumer.root == op.root and consumer.name in {"sub", "sub_"} and is_of_others and math.prod(reduced.shape[1:]) > 1:
+        is_between = consumer.root == op.root and consumer.name in {"sub", "sub_"} and math.prod(reduced.shape[1:]) > 1
+        if is_between and is_of_others and _is_of_rows_at_the_end(recorder, consumer, reduced.shape[0]):
             return True
     return False
+
+
+def _is_of_rows_at_the_end(recorder: GraphRecorder, op: RecordedOp, samples_count: int) -> bool:
+    """Whether what a model with parameters computes from it has a row for each sample at the end; a loss that a model returns has none."""
+    consumers = recorder.tape.consumers()
+    inside = list(walk([op], lambda maker: [each for each in consumers.get(maker.index, ()) if each.root == op.root]))
+    ends = [each for each in inside if all(later.root != op.root for later in consumers.get(each.index, ()))]
+    has_parameters = any(True for part in _parts_around(recorder, op)[:1] for _ in part.parameters())
+    return has_parameters and any(made.shape[:1] == (samples_count,) for each in ends for made in each.makes)
 
 
 def _only_normalises(recorder: GraphRecorder, op: RecordedOp) -> bool:

@@ -22,7 +22,9 @@ from torchdebug_magics.probing.source.syntax import FUNCTIONS, bound_names, call
 from torchdebug_magics.probing.source.user_code import location
 
 _FROM_DISK = frozenset({"load", "load_file", "load_state_dict_from_url", "load_url", "hf_hub_download"})
-_EVALUATES = re.compile(r"(?:^|_)(?:test|val|valid|validate|validation|eval|evaluate|dev)(?:$|_|\d)")
+_EVALUATES = re.compile(
+    r"(?:^|_)(?:test|val|valid|validation|eval)_?(?:acc|accuracy|loss|err|error|score|f1|auc|iou|dice|mse|mae|metric)s?(?:$|_)"
+)
 
 
 class _Place(NamedTuple):
@@ -33,17 +35,21 @@ class _Place(NamedTuple):
 
 
 def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
-    """Weights that were read from a file, fit a model that was called, and were never put into it."""
+    """Weights that were read from a file, fit a model that was called and not trained, and that nothing reads."""
+    if facts.course.steps_count:
+        return  # they may be kept, to begin anew or to compare with
     variables = [(name, value) for name, value in user_names(sys._getframe()) if name.isidentifier()]
     called_models = {id(root()) for seen in facts.watched.recorder.root_calls.values() if (root := seen.root) is not None}
     models = [(name, value) for name, value in variables if isinstance(value, torch.nn.Module) and id(value) in called_models]
     files = _sources(facts) if models else []
-    reads = {read for cell in files for read in _subscripts_read(cell.tree)}
+    reads = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
+    loaded = {ast.unparse(call.func) for cell in files for call in nodes(ast.Call, cell.tree)}
     for (name, value), (model_name, model) in product(variables if files else (), models):
+        if name in reads or f"{model_name}.load_state_dict" in loaded:
+            continue
         for key, state in _states(value):
-            is_read = (name, key) in reads or (name, None) in reads or (key is None and any(other == name for other, _ in reads))
             made, built = _bound_at(files, name), _bound_at(files, model_name)
-            if is_read or made is None or built is None or not _is_from_disk(made.statement) or not _is_of(state, model):
+            if made is None or built is None or not _is_from_disk(made.statement) or not _is_of(state, model):
                 continue
             last = max((made, built), key=lambda place: (place.cell.where.cell or 0, place.statement.lineno))
             code = f"{model_name}.load_state_dict({name if key is None else f'{name}[{key!r}]'})"
@@ -56,6 +62,7 @@ def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                 fix=f"`{code}`",
                 tensor=name,
                 explanation=f"they fit `{model_name}`, which still has those that it was made with",
+                is_hint=True,
             )
             return
 
@@ -95,15 +102,6 @@ def _bound_at(files: Iterable[Source], name: str) -> _Place | None:
     return next((place for place in simple if name in bound_names(place.statement)), None)
 
 
-def _subscripts_read(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """(variable, key) of each read of a variable; without a key where it is read as a whole."""
-    parts = {id(node.value): node for node in nodes(ast.Subscript, tree)}
-    for node in nodes(ast.Name, tree):
-        if isinstance(node.ctx, ast.Load):
-            index = parts[id(node)].slice if id(node) in parts else None
-            yield node.id, str(index.value) if isinstance(index, ast.Constant) else None
-
-
 def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A result that is named after an evaluation and computed of the training data, where nothing reads the data for evaluation."""
     if not facts.course.steps_count:
@@ -118,7 +116,7 @@ def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         unread = {name for name in bound - read_in_cells if FOR_EVALUATION.search(name) and "train" not in name}
         for cell, statement in ((cell, node) for cell, node in scope if unread and isinstance(node, ast.Assign)):
             targets = [target.id for target in targets_of(statement) if isinstance(target, ast.Name)]
-            if not any(_EVALUATES.search(target) and "train" not in target for target in targets):
+            if len(targets) != 1 or "train" in targets[0] or not _EVALUATES.search(targets[0]):
                 continue
             read = {node.id for node in nodes(ast.Name, statement.value)}
             twins = {name: twin for twin in sorted(unread) if (name := _training_twin(twin, bound & read))}
