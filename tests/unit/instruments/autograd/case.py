@@ -46,6 +46,8 @@ class Case:
     """Kinds that would be right as well."""
     also: tuple[Kind, ...] = ()
     """Other silent faults that the same program truly has."""
+    door: str = ""
+    """The only one through which it is tested, where it needs the variables of a notebook."""
     link: str = ""
     """The thread that it was rebuilt from."""
 

@@ -202,6 +202,7 @@ for step in range(3):
         name="a checkpoint that is read and put into no model",
         link="https://github.com/cfzd/Ultra-Fast-Lane-Detection/issues/205",
         kind="never_loaded",
+        door="magic",
         text="""\
 import io
 

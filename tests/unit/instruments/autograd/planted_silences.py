@@ -1634,6 +1634,21 @@ for x, y in [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]:
 """,
         edits=(("[nn.Linear(4, 4)] * 3", "[nn.Linear(4, 4) for _ in range(3)]"),),
     ),
+    Case(
+        name="a method that is named and not called",
+        kind="stepped_without_backward",
+        text="""\
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+x, y = torch.randn(16, 4), torch.randn(16, 1)
+for step in range(4):
+    opt.zero_grad()
+    loss = F.mse_loss(net(x), y)
+    loss.backward  #> location
+    opt.step()
+""",
+        edits=(("loss.backward  #", "loss.backward()  #"),),
+    ),
 )
 
 CASES = _REMADE + _LACKING + _SUMS + _STALE + _NO_GRADIENT + _OPTIMIZER + _MODES + _COPIES

@@ -28,7 +28,7 @@ _NAMES = [case.name for case in CASES]
 
 def by_turns(cases: Sequence[Case]) -> list[ParameterSet]:
     """Each case through one of the doors, the next through the other: what they share is tested for both elsewhere."""
-    return [pytest.param(case, ("function", "magic")[number % 2], id=case.name) for number, case in enumerate(cases)]
+    return [pytest.param(case, case.door or ("function", "magic")[number % 2], id=case.name) for number, case in enumerate(cases)]
 
 
 def plainly(body: str) -> BaseException | None:

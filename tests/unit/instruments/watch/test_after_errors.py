@@ -571,3 +571,39 @@ def test_a_variable_with_the_name_of_a_function_of_python(shell: InteractiveShel
     assert "no longer Python's own function" in answer.report.verdict
     assert answer.report.fix == "give the variable another name, and run `del max` once"
     assert not answer.report.edits
+
+
+CONSTRUCTED = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        fc = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.fc(x)
+"""
+LOADED = """\
+loader = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8)), batch_size=4)
+linear = nn.Linear(4, 1)
+"""
+WITHOUT_A_NAME = {
+    "a variable of the constructor": (CONSTRUCTED, "out = Net()(torch.ones(2, 4))", "self.fc = nn.Linear(4, 1)"),
+    "the only key": ("state = {'model': nn.Linear(2, 2).state_dict()}", "weights = state['state_dict']", "weights = state['model']"),
+    "a module": ("import pprint", "pprint([1])", "pprint.pprint([1])"),
+    "a number before each item": (LOADED, "for x, y in enumerate(loader):\n    out = linear(x)", "for x, y in loader:"),
+    "parts without parentheses": (LOADED, "for i, x, y in enumerate(loader):\n    out = linear(x)", "for i, (x, y) in enumerate(loader):"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_A_NAME.values(), ids=WITHOUT_A_NAME)
+def test_a_name_that_is_not_there(case: tuple[str, str, str], shell: InteractiveShell) -> None:
+    setup, failing, new = case
+    answer = asked(shell, IMPORTS + setup, failing)
+    assert [edit.new for edit in answer.report.edits] == [new]
+    assert answer.report.fix_state in {"verified", "compiles"}
+    assert answer.result.success
+
+
+def test_keys_that_are_there_are_listed(shell: InteractiveShell) -> None:
+    answer = asked(shell, "sizes = {'in': 1, 'out': 2}", "size = sizes['hidden']")
+    assert "`sizes` has no key `'hidden'`: it has `'in'`, `'out'`" in answer.report.verdict
+    assert not answer.report.edits

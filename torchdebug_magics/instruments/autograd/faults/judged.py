@@ -65,7 +65,9 @@ _IN_A_LOOP = 3
 def silent_faults(watched: WatchedTraining) -> list[AutogradFinding]:
     """As far as the recorded steps tell until now."""
     facts = TrainingFacts(watched)
-    return [fault for faults in _FAULTS for fault in faults(facts)]
+    uncalled = list(unread.uncalled_methods(facts))
+    known = {fault.kind for fault in uncalled}  # what follows from a method that is not called
+    return uncalled + [fault for faults in _FAULTS for fault in faults(facts) if fault.kind not in known]
 
 
 def worst_first(findings: Sequence[AutogradFinding]) -> tuple[AutogradFinding, ...]:

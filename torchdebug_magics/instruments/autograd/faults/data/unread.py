@@ -1,4 +1,4 @@
-"""What the user's code makes and never reads: a checkpoint that no model has, data for evaluation beside an evaluation of other data."""
+"""What the user's code names and never uses: a method without a call, a checkpoint that no model has, data for evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from torchdebug_magics.instruments.autograd.faults.data.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
-from torchdebug_magics.instruments.autograd.report import AutogradFinding
+from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
@@ -27,11 +27,34 @@ _EVALUATES = re.compile(
 )
 
 
+_UNCALLED: Mapping[str, Kind] = {
+    "backward": "stepped_without_backward", "step": "never_stepped", "zero_grad": "never_zeroed", "eval": "eval_in_train_mode",
+    "train": "train_in_eval_mode",
+}  # fmt: skip
+
+
 class _Place(NamedTuple):
     """A statement of a cell."""
 
     cell: Source
     statement: ast.stmt
+
+
+def uncalled_methods(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """Statements of a training that name a method and do not call it: ``loss.backward``."""
+    ran = _files(facts) if facts.course.backwards or facts.course.steps else set()
+    for cell in (cell for cell in _sources(facts) if cell.where.file in ran):
+        for statement in nodes(ast.Expr, cell.tree):
+            name = statement.value.attr if isinstance(statement.value, ast.Attribute) else ""
+            if name in _UNCALLED and statement not in cell.tree.body[-1:]:  # the last line of a cell is shown
+                code = cell.text(statement)
+                yield finding(
+                    _UNCALLED[name],
+                    f"`{code}` calls nothing: it names the method",
+                    location(cell.where.file, statement.lineno, "<module>"),
+                    edits=(cell.replacing(statement, f"{code}()"),),
+                    explanation="without parentheses, a statement only looks the method up",
+                )
 
 
 def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
@@ -70,8 +93,13 @@ def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
 def _sources(facts: TrainingFacts) -> list[Source]:
     """The cells, the latest first, and the files of what was recorded."""
     known = list(cells())
-    files = dict.fromkeys(op.line.file for op in facts.tape.ops if op.line is not None) if not known else ()
+    files = sorted(_files(facts) - {cell.where.file for cell in known})
     return known + [Source(location(file, 1, "<module>"), tree) for file in files if (tree := tree_of(file)) is not None]
+
+
+def _files(facts: TrainingFacts) -> set[str]:
+    """Of the lines that ran: a cell that was changed and run anew is there in its old form, too."""
+    return {line.file for op in facts.tape.ops for line in op.calls}
 
 
 def _states(value: Any) -> Iterator[tuple[str | None, Mapping[str, torch.Tensor]]]:
@@ -106,7 +134,7 @@ def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A result that is named after an evaluation and computed of the training data, where nothing reads the data for evaluation."""
     if not facts.course.steps_count:
         return
-    files = _sources(facts)
+    files, ran = _sources(facts), _files(facts)
     scopes = [[(cell, node) for cell in files for node in own_nodes(cell.tree)]]
     scopes += [[(cell, node) for node in own_nodes(function)] for cell in files for function in nodes(FUNCTIONS, cell.tree)]
     read_in_cells = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
@@ -114,7 +142,8 @@ def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         names = [(node.id, node.ctx) for _, node in scope if isinstance(node, ast.Name)]
         bound = {name for name, context in names if isinstance(context, ast.Store)}
         unread = {name for name in bound - read_in_cells if FOR_EVALUATION.search(name) and "train" not in name}
-        for cell, statement in ((cell, node) for cell, node in scope if unread and isinstance(node, ast.Assign)):
+        here = ((cell, node) for cell, node in scope if unread and cell.where.file in ran)
+        for cell, statement in ((cell, node) for cell, node in here if isinstance(node, ast.Assign)):
             targets = [target.id for target in targets_of(statement) if isinstance(target, ast.Name)]
             if len(targets) != 1 or "train" in targets[0] or not _EVALUATES.search(targets[0]):
                 continue

@@ -1,0 +1,142 @@
+"""A name that is not there: ``fc = ...`` in a constructor for ``self.fc``, another key, a module's own name, one ``enumerate`` too many."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
+from torchdebug_magics.instruments.shapes.explain import edited
+from torchdebug_magics.instruments.shapes.report import Failure
+from torchdebug_magics.probing.source.call_sites import function_node
+from torchdebug_magics.probing.source.edited_source import Source, exchanging
+from torchdebug_magics.probing.source.syntax import (
+    SIMPLE,
+    called,
+    enclosing,
+    expression,
+    nodes,
+    own_nodes,
+    read_names,
+    statement_at,
+    tree_of,
+)
+from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.report import Edit, Location
+
+_ALIKE = 0.6
+"""Likeness of two keys of which one may be meant by the other."""
+_MOST_KEYS = 6
+_TOO_FEW = re.compile(r"not enough values to unpack \(expected \d+, got 2\)")
+
+
+def missing_name(error: BaseException) -> Failure | None:
+    """What has not got the name, and the one that is meant; None where that is not why it raised."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    if not frames or type(error) not in {AttributeError, KeyError, TypeError, ValueError}:
+        return None
+    frame, line = frames[-1]
+    where = location(frame.f_code.co_filename, line, frame.f_code.co_name)
+    if isinstance(error, AttributeError):
+        return _local_in_constructor(error)
+    if isinstance(error, KeyError):
+        return _other_key(error, frame, where)
+    if str(error) == "'module' object is not callable":
+        return _of_module(error, frame, where)
+    return _unpacked(error, frame, where)
+
+
+def _local_in_constructor(error: AttributeError) -> Failure | None:
+    """An attribute that the constructor gives to a variable of its own."""
+    raising = list(traceback.walk_tb(error.__traceback__))[-1][0].f_locals
+    owner, name = (error.obj, error.name) if error.name else (raising.get("self"), raising.get("name"))
+    constructor = getattr(type(owner), "__init__", None)
+    if not isinstance(constructor, FunctionType) or not is_user_code(constructor.__code__) or not isinstance(name, str):
+        return None
+    function, tree = function_node(constructor.__code__), tree_of(constructor.__code__.co_filename)
+    if function is None or tree is None or f"'{name}'" not in str(error):
+        return None
+    statements = [node for node in own_nodes(function) if isinstance(node, SIMPLE)]
+    made = [node for node in statements if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
+    if len(made) != 1 or isinstance(function, ast.Lambda):
+        return None
+    own, first = constructor.__code__.co_varnames[0], made[0]
+    source = Source(location(constructor.__code__.co_filename, first.lineno, "__init__"), tree)
+    attribute = expression(f"{own}.{name}")
+    edits = [source.replacing(first, source.text(first).replace(name, f"{own}.{name}", 1))]
+    readers = (node for node in statements if node is not first and name in read_names(node))
+    edits += [source.replacing(node, source.exchanged_text(node, expression(name), attribute)) for node in readers]
+    return edited(error, f"`{name}` is a variable of the constructor, and no attribute of `{type(owner).__name__}`", edits)
+
+
+def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | None:
+    """A key of a mapping: the nearest, the only one, or the only one that holds the state of a model."""
+    key, names = error.args[0] if error.args else None, {**frame.f_globals, **frame.f_locals}
+    for node in nodes(ast.Subscript, statement_at(tree_of(where.file), where.line)):
+        mapping = value_named(node.value, names) if isinstance(node.slice, ast.Constant) and node.slice.value == key else UNKNOWN
+        if not isinstance(mapping, Mapping) or not isinstance(key, str) or not all(isinstance(each, str) for each in mapping):
+            continue
+        states = [each for each, value in mapping.items() if _is_state(value)]
+        alike = difflib.get_close_matches(key, list(mapping), 1, _ALIKE)
+        meant = alike or (list(mapping) if len(mapping) == 1 else states if "state" in key and len(states) == 1 else [])
+        keys = [f"`{each!r}`" for each in list(mapping)[:_MOST_KEYS]]
+        sentence = f"`{ast.unparse(node.value)}` has no key `{key!r}`: it has {listed(keys) if keys else 'none'}"
+        new = ast.Subscript(node.value, ast.Constant(meant[0]), ast.Load()) if meant else None
+        return replace(edited(error, sentence, exchanging(where, node, new)), location=where)
+    return None
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, torch.Tensor) for each in value.values())
+
+
+def _of_module(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
+    """A module that is called, and has a function or class of its own name."""
+    names = {**frame.f_globals, **frame.f_locals}
+    for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)):
+        module = value_named(call.func, names)
+        name = module.__name__.rpartition(".")[2] if isinstance(module, ModuleType) else ""
+        if isinstance(module, ModuleType):
+            code = ast.unparse(call.func)
+            is_there = callable(vars(module).get(name))
+            new = ast.Call(expression(f"{code}.{name}"), call.args, call.keywords) if is_there else None
+            what = f": `{code}.{name}` can be called" if is_there else ""
+            return edited(error, f"`{code}` is a module, which cannot be called{what}", exchanging(where, call, new))
+    return None
+
+
+def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
+    """The number that `enumerate` puts before each item, in the place of the first part of that."""
+    names = {**frame.f_globals, **frame.f_locals}
+    for loop in [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, ast.For)]:
+        call, target = loop.iter, loop.target
+        if not isinstance(target, ast.Tuple) or called(call) != "enumerate" or not isinstance(call, ast.Call) or not call.args:
+            continue
+        at = location(where.file, loop.lineno, where.function)
+        item, parts = ast.unparse(call.args[0]), target.elts
+        if loop.lineno == where.line and _TOO_FEW.search(str(error)):
+            new = f"({', '.join(map(ast.unparse, parts[1:]))})"
+            sentence = f"`enumerate({item})` gives two values, the number and the item: the item's parts stand in parentheses"
+            return edited(error, sentence, _with_head(at, loop, f"{ast.unparse(parts[0])}, {new}", ast.unparse(call)))
+        first, second = [value_named(part, names) for part in parts[:2]]
+        is_item = isinstance(second, (list, tuple)) and len(second) == len(parts) == 2 and type(first) is int  # noqa: PLR2004 - number and item
+        if is_item and isinstance(error, TypeError):
+            sentence = f"`{ast.unparse(parts[0])}` is the number that `enumerate` counts, and no part of an item of `{item}`"
+            return edited(error, sentence, _with_head(at, loop, ast.unparse(target).strip("()"), item))
+    return None
+
+
+def _with_head(where: Location, loop: ast.For, target: str, items: str) -> tuple[Edit, ...]:
+    """The first line of the loop."""
+    tree = tree_of(where.file)
+    source = None if tree is None else Source(where, tree)
+    return () if source is None or loop.body[0].lineno == loop.lineno else (source.replacing(loop, f"for {target} in {items}:"),)
