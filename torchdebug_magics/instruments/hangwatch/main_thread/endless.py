@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdebug_magics.format import duration, plural
-from torchdebug_magics.instruments.hangwatch.main_thread.retries import retry_loop
-from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.instruments.hangwatch.main_thread.stopped_loops import retry_loop
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, unending
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
@@ -57,7 +57,7 @@ def endless_loop(frame: FrameType | None, *, alone: bool) -> HangFinding | None:
             if text == "True":
                 why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
             headline = f"`while {text}:` on line {loop.lineno} never ends: {why}"
-            return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=locate(frame), fix=fix)
+            return unending(headline, locate(frame), fix)
     return retry_loop([node for node in around if isinstance(node, ast.While)], frame) if alone else None
 
 
@@ -234,7 +234,7 @@ class Rounds:
                 reason = f"unchanged meanwhile: {', '.join(still[:_MOST_SAID])}" if still else ""
                 where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
                 fix = "check before the loop that this can happen, or bound the number of rounds"
-                return HangFinding(state="slow", cause="infinite_loop", headline=headline, location=where, fix=fix, reason=reason)
+                return unending(headline, where, fix, reason, "slow")
         return None
 
 
