@@ -15,16 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
-    Reach,
-    Waiting,
-    awaited,
-    called_name,
-    loop_tasks,
-    root_task,
-    scheduled_callbacks,
-    task_frames,
-)
+from torchdebug_magics.instruments.hangwatch.waits import builtin_waits
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Reach, Waiting, loop_tasks, task_frames
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, task_wait, wait_of
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
@@ -63,7 +55,7 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
     stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
     waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
-    callbacks = [callback for frames in stacks.values() for callback in scheduled_callbacks(frames)]
+    callbacks = [callback for frames in stacks.values() for callback in builtin_waits.scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
@@ -117,9 +109,8 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
     """Let a thread that runs an event loop stand where its own task does, and every other task of the user's beside the threads."""
     found = []
     for ident, frames in [*stacks.items()]:
-        tasks = loop_tasks(frames)
-        root = root_task(frames, tasks) if tasks else None
-        waited_for = {id(future) for task in tasks for future in awaited(task)}
+        tasks, root = loop_tasks(frames)
+        waited_for = {id(future) for task in tasks for future in builtin_waits.awaited(task)}
         for task in tasks:
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
@@ -152,7 +143,7 @@ def _thread(
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
-        "calls": called_name(frames[0]) if frames else "",
+        "calls": builtin_waits.called_name(frames[0]) if frames else "",
         "handling": error_record(error) if isinstance(error, Exception) else None,
         "waiting": None if waiting is None else {**{name: getattr(waiting, name) for name in _WAITING}, **waiting.facts},
     }
