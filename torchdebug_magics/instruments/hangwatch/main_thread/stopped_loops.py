@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdebug_magics.format import listed, plural
+from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.hangwatch.report import HangFinding, unending
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
@@ -31,9 +31,6 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
 _MEMBERS: dict[type[ast.cmpop], bool] = {ast.In: True, ast.NotIn: False}
-_OF_NAMES = (ast.Name, ast.Constant, ast.Compare, ast.cmpop, ast.expr_context)
-"""What a comparison of variables is made of."""
-_LEAVES = (ast.Break, ast.Return, ast.Yield, ast.Raise)
 _NUMBERS = (bool, int, float)
 _PLAIN = (*_NUMBERS, str)
 _CONTAINERS = (list, tuple, set, frozenset, dict, range)
@@ -44,30 +41,7 @@ _QUIET = frozenset({"torch", "numpy", "builtins", "math", "operator", "random"})
 """Whose functions may be called in these."""
 
 
-def stopped_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
-    """Of the loops around the line at which a frame was stopped, the one that would not have ended."""
-    return _unchanged(loops, frame) or retry_loop(loops, frame) or _never_reached(loops, frame) or _idle(loops, frame)
-
-
-def _unchanged(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
-    """The innermost ``while`` whose condition is of numbers alone that nothing in it binds, and that only its condition ends."""
-    shared = {name for node in nodes(ast.Global, tree_of(frame.f_code.co_filename)) for name in node.names}
-    for loop in reversed(loops):
-        if not isinstance(loop, ast.While) or not all(isinstance(node, _OF_NAMES) for node in ast.walk(loop.test)):
-            continue
-        values = {name: value_of(ast.Name(name, ast.Load()), frame) for name in sorted(names_in(loop.test))}
-        is_fixed = not values.keys() & (syntax.bound_inside(loop) | shared) and all(type(value) in _NUMBERS for value in values.values())
-        if values and is_fixed and not any(isinstance(node, _LEAVES) for node in nodes(ast.AST, *loop.body)):
-            return unending(
-                f"`while {ast.unparse(loop.test)}` never ends: nothing in the loop changes {listed([f'`{name}`' for name in values])}",
-                _head(loop, frame),
-                f"change `{next(node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name))}` inside the loop",
-                f"when it was stopped: {', '.join(f'`{name}` = {value}' for name, value in values.items())}",
-            )
-    return None
-
-
-def _never_reached(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
+def unreached_end(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     """The loop inside a ``while`` that would have ended: its condition is false by now, and is not evaluated again."""
     for outer, inner in pairwise(loops):
         match outer:
@@ -79,14 +53,15 @@ def _never_reached(loops: Sequence[Loop], frame: FrameType) -> HangFinding | Non
                 what = f"`{head}`" if head else "the inner `while`"
                 return unending(
                     f"{what} does not end, and `while {ast.unparse(outer.test)}` around it, which is false by now, is never asked again",
-                    _head(inner, frame),
+                    head_of(inner, frame),
                     "leave the inner loop, by `break` or by an iterator that ends",
                     f"when it was stopped: {ast.unparse(left)} = {sides[0]}, {ast.unparse(right)} = {sides[1]}",
                 )
     return None
 
 
-def _head(loop: Loop, frame: FrameType) -> Location:
+def head_of(loop: Loop, frame: FrameType) -> Location:
+    """The line at which a loop begins."""
     return location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
 
 
@@ -106,7 +81,7 @@ def retry_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
 
 
 def _never_drawn(loop: ast.While, draw: ast.Assign, values: Sequence[Any], frame: FrameType) -> HangFinding:
-    where, test, tree = _head(loop, frame), ast.unparse(loop.test), tree_of(frame.f_code.co_filename)
+    where, test, tree = head_of(loop, frame), ast.unparse(loop.test), tree_of(frame.f_code.co_filename)
     source = None if tree is None else Source(where, tree)
     bounded = f"for _ in range({_DRAWS}):\n    if not ({test}):\n        break\n    {ast.unparse(draw)}"
     shown = f"{values[0]!r} alone" if len(values) == 1 else f"one of {plural(len(values), 'value')}"
@@ -183,7 +158,7 @@ def _side(node: ast.expr, name: str, value: Any, frame: FrameType) -> Any:
     return MISSING if name in names_in(node) else _plain(value_of(node, frame))
 
 
-def _idle(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
+def idle_loop(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     """The innermost ``while`` whose condition is as it was after twenty more rounds; None where a round may end it, or cannot be undone."""
     loop = loops[-1] if loops else None
     tree = tree_of(frame.f_code.co_filename)
@@ -207,7 +182,7 @@ def _idle(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
     except (Irrevocable, Exception):  # noqa: BLE001 - a round that cannot be undone, or that raises
         return None
     values = [f"{ast.unparse(part)} = {value}" for part, value in zip(operands, before, strict=False) if type(value) in {int, float}]
-    where, new = _head(loop, frame), "" if guarded is None else f"while {ast.unparse(guarded.test)}:"
+    where, new = head_of(loop, frame), "" if guarded is None else f"while {ast.unparse(guarded.test)}:"
     return unending(
         f"`while {ast.unparse(loop.test)}` never ends: {_ROUNDS} more rounds change nothing of that",
         where,
