@@ -38,9 +38,7 @@ _ERROR_FACTS_LATEST = 3
 
 def facts_of_this_process() -> dict[str, Any]:
     """Plain data, as it is sent to the process that asks."""
-    current = sys._current_frames()
-    stacks: dict[int, list[FrameType]] = {}
-    waits: dict[int, Waiting | None] = {}
+    current, stacks, waits = sys._current_frames(), dict[int, list[FrameType]](), dict[int, Waiting | None]()
     try:
         return _facts(current, stacks, waits)
     finally:  # they hold the frame that looks, which holds them
@@ -81,9 +79,7 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
         "world_size": world_size,
         "worker": None if worker is None else int(worker.id),
         "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
-        "threads": [
-            _thread(participant, stacks[participant.ident or 0], waits[participant.ident or 0], reach) for participant in everybody
-        ],
+        "threads": [_thread(each, stacks[each.ident or 0], waits[each.ident or 0], reach) for each in everybody],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
