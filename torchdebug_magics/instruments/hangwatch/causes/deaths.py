@@ -191,19 +191,15 @@ def differ(case: Evidence) -> HangFinding | None:
         return None
     group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
-    members = [rank for rank in case.look.ranks() if ahead.needs(rank, group)]
-    calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
-    if len({call.key for _, call in calls}) > 1:
-        return _mismatch(case, calls)
-    late = [member for member in members if not any(call.group == group and call.number >= pending.number for call in member.issued)]
-    elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
-    if elsewhere and case.chain.circle:  # each waits for the other in another group
-        return _mismatch(case, [(ahead, pending), *elsewhere])
-    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
-    for one in (*late, *gone):
-        if case.root is one or case.root.kind == "collective" or case.chain.circle:
-            return _missing(case, ahead, pending, one)
-    return None
+    gone = [who for who, one in case.look.everybody.items() if one.kind == "dead" and one.child is not None]
+    late = [case.look.everybody[who] for who in dict.fromkeys([*ahead.targets, *gone])]  # or in another collective, see `link_ranks`
+    others = [(rank, call) for rank in late if (call := rank.call(pending)) is not None]
+    if not others and case.chain.circle:  # each waits for the other in another group
+        others = [(rank, call) for rank, call in waiting if rank in late and call.group != group and rank.needs(ahead, call.group)]
+    if others:
+        return _mismatch(case, [(ahead, pending), *others])
+    is_waited_for = case.root.kind == "collective" or case.chain.circle
+    return next((_missing(case, ahead, pending, rank) for rank in late if case.root is rank or is_waited_for), None)
 
 
 def _missing(case: Evidence, ahead: Participant, pending: Issued, one: Participant) -> HangFinding:

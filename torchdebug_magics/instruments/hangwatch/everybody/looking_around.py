@@ -129,20 +129,15 @@ def ended(child: Child, folder: str, who: str = "") -> Participant:
 def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
     is_silent = silent_s > _SILENT_S  # else it may only be starting
-    stack: list[tuple[str, int, str]] = []
-    if is_silent and (state.status == "running" or pid in children.dumped):
-        if pid not in children.dumped:  # once: a signal cuts short what waits in native code
-            children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
-        stack = children.dumped[pid]
+    if is_silent and state.status == "running" and pid not in children.dumped:  # once: a signal cuts short what waits in native code
+        children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
+    stack = children.dumped.get(pid, [])
     cpu_s = state.cpu_s + sum(one.cpu_s for one in map(process_state, descendants(pid)) if one is not None)  # a shell only waits
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"
     kind = "sleep" if sleeps_in == "sleep" else kind
-    name = f"process {child.name if child is not None else state.name}"
-    return Participant(
-        name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child,
-        sleeps_in=sleeps_in,
-    )  # fmt: skip
+    name, at = f"process {child.name if child is not None else state.name}", (tuple(stack), sleeps_in)
+    return Participant(name, pid, frames=stack, at=at, cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child, sleeps_in=sleeps_in)
 
 
 def link(look: Look, ranks: dict[int, int]) -> None:

@@ -134,11 +134,10 @@ class _Rounds:
 
     def finding(self) -> HangFinding | None:
         """What the rounds of the loop that goes on have in common."""
-        endless = next(((place, ends) for place, ends in self._ends.items() if ends.total() >= _MOST_ROUNDS), None)
-        if endless is None or endless[1].most_common(1)[0][1] < _MOSTLY * _MOST_ROUNDS:
+        endless = next(((place, ends.most_common(1)[0]) for place, ends in self._ends.items() if ends.total() >= _MOST_ROUNDS), None)
+        if endless is None or endless[1][1] < _MOSTLY * _MOST_ROUNDS:
             return None
-        (frame, loop), ends = endless
-        line, error = ends.most_common(1)[0][0]
+        (frame, loop), ((line, error), _) = endless
         head, file = f"`while {ast.unparse(loop.test)}` in `{frame.f_code.co_name}`", frame.f_code.co_filename
         where = location(file, line, frame.f_code.co_name)
         again = f"samples were read again here: {_MOST_ROUNDS} rounds of the loop ended alike"
