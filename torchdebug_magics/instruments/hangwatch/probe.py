@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import traceback
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any
 
 from torchdebug_magics.errors import refuse
@@ -21,7 +19,7 @@ from torchdebug_magics.machine.process_state import has_proc
 from torchdebug_magics.machine.sampler import Sampler
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.safety import Guard, traceback_of
-from torchdebug_magics.probing.source.user_code import is_user_code, location
+from torchdebug_magics.probing.source.user_code import raised_at
 from torchdebug_magics.probing.wrappers import MARK
 from torchdebug_magics.ranks.launching import Children
 from torchdebug_magics.report import Location
@@ -103,7 +101,7 @@ class HangProbe:
             self._report = self._frozen()
         return self._report
 
-    def _left(self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _left(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """The cell has ended; one that was stopped leaves no process behind."""
         if os.getpid() != self._pid:
             return  # a fork that leaves the block: the processes are its parent's
@@ -111,9 +109,7 @@ class HangProbe:
         out = self._getting_out
         was_stopped = out.has_stopped or out.presses.at_s is not None  # another error may have come of Stop
         is_stopped = error is not None and (isinstance(error, KeyboardInterrupt) or was_stopped)
-        walked = traceback.walk_tb(trace if trace is not None or error is None else error.__traceback__)
-        lines = [location(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked if is_user_code(frame.f_code)]
-        self._ended_at = lines[-1] if lines else None
+        self._ended_at = raised_at(error)
         self._watcher.end(error, self._ended_at, is_stopped=is_stopped)
         self._ended_by = "itself" if error is None else "error"
         if is_stopped:

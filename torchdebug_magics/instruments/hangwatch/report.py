@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torchdebug_magics.format import duration
 from torchdebug_magics.ranks.compared import Compared
@@ -72,6 +72,11 @@ class HangFinding(Finding):
         return f"{self.state.capitalize()}: "
 
 
+def unending(headline: str, where: Location | None, fix: str, reason: str = "", state: State = "stuck", **more: Any) -> HangFinding:
+    """A loop that does not end, `where` it begins or turns round."""
+    return HangFinding(state=state, cause="infinite_loop", headline=headline, location=where, fix=fix, reason=reason, **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveHang:
     """The state of a watched cell while the session is open."""
@@ -100,17 +105,17 @@ class HangReport(HangFinding, Report):
     It has every field of `HangFinding`, too.
     """
 
-    still_s: float
+    still_s: float = 0.0
     """The longest time without progress."""
-    elapsed_s: float
-    after_s: float
-    rate: float | None
+    elapsed_s: float = 0.0
+    after_s: float = 0.0
+    rate: float | None = None
     """Steps of an optimizer per second; None without one."""
-    data_share: float | None
+    data_share: float | None = None
     """Of the looks at the main thread, those in which it waited for a DataLoader; None without one."""
     ended_by: str
     """``"itself"``, ``"error"``, ``"Stop"`` or ``"--stop"``."""
-    stopped_count: int
+    stopped_count: int = 0
     """Processes of the cell that were ended with it."""
 
     @property

@@ -17,15 +17,14 @@ def page(report: HangReport) -> Page:
     many = report.stopped_count
     stopped = f"{plural(many, 'process', 'es')} started by the cell {'was' if many == 1 else 'were'} ended" if many else ""
     rate = f"{report.rate:.3g} steps per second" if report.rate is not None and report.state != "finished" else ""
-    details = tuple(row for row in (("rate", rate), ("processes", stopped)) if row[1])
     is_quick = report.state == "finished" and report.cause is None and report.waiting_for_data
     blocks: tuple[Block, ...] = (
-        *([Facts((("data loading", report.waiting_for_data),))] if is_quick else _facts(report, report.still_s)),
+        *(_rows(("data loading", report.waiting_for_data)) if is_quick else _facts(report, report.still_s)),
         *_excerpt(report),
         *(Note(problem, "warn") for problem in report.problems),
         *_table(report.waits, report.root),
         *_stacks(report.waits),
-        *([Fold("Details: rate and processes", (Facts(details),))] if details else []),
+        *(Fold("Details: rate and processes", (details,)) for details in _rows(("rate", rate), ("processes", stopped))),
     )
     return Page("hangwatch", report.status, capitalised(report.title), blocks)
 
@@ -45,11 +44,12 @@ def live_page(snapshot: LiveHang) -> Page:
 
 def _facts(report: HangFinding, still_s: float) -> list[Block]:
     is_circle = report.chain[-1:] and report.chain[-1] in report.chain[:-2]  # then the chain says what the reason would
-    rows = (
-        ("fix", report.fix),
-        ("why", "; ".join(filter(None, ("" if report.headline in report.title else report.headline, "" if is_circle else report.reason)))),
-        ("waits", _chain(report.chain, report.waits, still_s)),
-    )
+    reasons = ("" if report.headline in report.title else report.headline, "" if is_circle else report.reason)
+    waits = _chain(report.chain, report.waits, still_s)
+    return _rows(("fix", report.fix), ("why", "; ".join(filter(None, reasons))), ("waits", waits))
+
+
+def _rows(*rows: tuple[str, str]) -> list[Block]:
     shown = tuple(row for row in rows if row[1])
     return [Facts(shown)] if shown else []
 
@@ -76,11 +76,9 @@ def _chain(chain: Sequence[str], waits: Sequence[Wait], still_s: float) -> str:
     way = chain[:-1] if len(chain) > 1 and chain[-1] == chain[-2] else chain
     parts = [_called(way[0])]
     for before, who in pairwise(way):
-        one = known.get(who)
-        notes = [known[before].what if before in known else ""]
-        notes += [f"pid {one.pid}"] if one is not None and one.pid != known[chain[0]].pid else []
-        told = ", ".join(filter(None, notes))
-        parts.append(f"{_called(who)} ({told})" if told else _called(who))
+        pid = known[who].pid if who in known else known[chain[0]].pid
+        notes = [known[before].what if before in known else "", f"pid {pid}" if pid != known[chain[0]].pid else ""]
+        parts.append(f"{_called(who)} ({', '.join(filter(None, notes))})" if any(notes) else _called(who))
     last = known.get(way[-1])
     if last is not None and last.kind not in {"dead", "python"} and len(way) == len(set(way)):
         parts.append(f"{last.what}, acquired at {last.acquired}" if last.acquired is not None else last.what)

@@ -351,8 +351,8 @@ class OutsideWatch:
     def _report(self, finding: HangFinding, elapsed_s: float) -> HangReport:
         finding = replace(finding, waits=finding.waits[1:], chain=finding.chain[1:])  # without this process, which only waits
         return HangReport(
-            **vars(finding), still_s=finding.since_s, elapsed_s=elapsed_s, after_s=self._after_s, rate=None, data_share=None,
-            ended_by="--stop" if self._stops and finding.state == "stuck" else "itself", stopped_count=0,
+            **vars(finding), still_s=finding.since_s, elapsed_s=elapsed_s, after_s=self._after_s,
+            ended_by="--stop" if self._stops and finding.state == "stuck" else "itself",
         )  # fmt: skip
 
 

@@ -36,7 +36,9 @@ def test_certainly_without_end(case: str, looping: Looping) -> None:
     line = next(number for number, text in enumerate(code.splitlines(), 1) if text.strip().startswith("while"))
     found = endless_loop(frame, alone=True)
     assert found is not None
-    assert found.headline.startswith(f"`while {condition}:` on line {line} never ends")
+    assert found.headline.startswith(f"`while {condition}` never ends")
+    assert found.location is not None
+    assert found.location.line == line
 
 
 METHOD = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import torchdebug_magics
-from torchdebug_magics.instruments.hangwatch.main_thread.retries import retry_loop
+from torchdebug_magics.instruments.hangwatch.main_thread.stopped_loops import retry_loop
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -280,7 +280,7 @@ def test_a_lock_that_is_held_is_not_waited_for(shell: InteractiveShell) -> None:
 UNENDING = {
     "Rounds()": "`Rounds.__next__` has given",
     "data": "`data[4]` raises no IndexError",
-    "DataLoader(data, sampler=Everything())": "`Everything` has given",
+    "DataLoader(data, sampler=Everything())": "`Everything.__iter__` has given",
 }
 
 

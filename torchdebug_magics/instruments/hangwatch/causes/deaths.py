@@ -33,6 +33,7 @@ _SIGNAL_FIXES = {
     "SIGBUS": "raise the container's `--shm-size`, or use fewer workers: shared memory is full",
 }
 _USE_ALL = "pass `find_unused_parameters=True` to `DistributedDataParallel`, or use every parameter on every rank in each step"
+_SAME_TENSORS = "use the same shape and dtype on every rank"
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _GLOO = re.compile(r"gloo.*?(\d+) vs\.? (\d+)", re.DOTALL)
 _ASKED = {-signal.SIGTERM, -signal.SIGINT}
@@ -61,21 +62,16 @@ class Evidence:
         """Whom the main thread waits for in the end."""
         return self.chain.root
 
-    def line(self, one: Participant | None = None) -> Location | None:
-        """Of a participant; of one that runs no code of the user's, the line of whoever waits for it."""
-        if one is not None and one.location is not None:
-            return one.location
-        on_way = self.chain.path if one is None or one not in self.chain.path else self.chain.path[: self.chain.path.index(one) + 1]
-        return next((other.location for other in reversed(on_way) if other.location is not None), self.main.location)
-
     def found(
         self, cause: str | None, headline: str, fix: str = "", reason: str = "", at: Participant | None = None, state: State = "stuck"
     ) -> HangFinding:
-        """A finding about `at`, or about the root."""
-        one = at if at is not None else self.root
-        waits = tuple(other.as_wait() for other in self.look.everybody.values() if other in self.chain.path or other.is_shown)
-        where: dict[str, Any] = {"location": self.line(one), "chain": self.chain.names, "since_s": self.still_s}
-        return about(one.as_wait(), state, cause, headline, fix, reason, waits=waits, **where)
+        """A finding about `at`, or about the root; the line of one that runs no code of the user's is that of whoever waits for it."""
+        whose, path = at or self.root, self.chain.path
+        on_way = path[: path.index(whose)] if whose in path else path
+        lines = (other.location for other in (whose, *reversed(on_way), self.main))
+        waits = tuple(other.as_wait() for other in self.look.everybody.values() if other in path or other.is_shown)
+        where: dict[str, Any] = {"location": next(filter(None, lines), None), "chain": self.chain.names, "since_s": self.still_s}
+        return about(whose.as_wait(), state, cause, headline, fix, reason, waits=waits, **where)
 
 
 Words: TypeAlias = str | Callable[[Evidence, Participant], str]
@@ -97,23 +93,19 @@ class Row:
 
     def __call__(self, case: Evidence) -> HangFinding | None:
         """The finding; None where the cause does not apply."""
-        one = self.whom(case)
-        if one is None or not self.when(case, one):
+        participant = self.whom(case)
+        if participant is None or not self.when(case, participant):
             return None
-        headline, fix, reason = (self._said(words, case, one) for words in (self.headline, self.fix, self.reason))
-        return case.found(self.cause, headline, fix, reason, one, self.state)
-
-    @staticmethod
-    def _said(words: Words, case: Evidence, one: Participant) -> str:
-        if not isinstance(words, str):
-            return words(case, one)
-        calls = one.facts.get("calls")
-        return words.format(
-            who=one.name, what=one.what or one.kind, a_what=one.a_what, in_call=f" in `{calls}`" if calls else "", calls=calls,
-            in_worker=one.in_worker, still=duration(case.still_s), main=case.main.name,
-            circle=" and ".join(listed([other.name for other in case.chain.circle]).rsplit(", ", 1)),
-            single="`num_workers=0`" if one.in_worker else "a single process",
-        )  # fmt: skip
+        calls, in_worker = participant.facts.get("calls"), participant.in_worker
+        names = {
+            "who": participant.name, "what": participant.what or participant.kind, "a_what": participant.a_what, "calls": calls,
+            "in_call": f" in `{calls}`" if calls else "", "in_worker": in_worker, "still": duration(case.still_s), "main": case.main.name,
+            "circle": " and ".join(listed([other.name for other in case.chain.circle]).rsplit(", ", 1)),
+            "single": "`num_workers=0`" if in_worker else "a single process",
+        }  # fmt: skip
+        words = (self.headline, self.fix, self.reason)
+        headline, fix, reason = (text.format(**names) if isinstance(text, str) else text(case, participant) for text in words)
+        return case.found(self.cause, headline, fix, reason, participant, self.state)
 
 
 Cause: TypeAlias = Callable[[Evidence], HangFinding | None]
@@ -158,15 +150,10 @@ def _rank(case: Evidence, first: Participant, waits: str) -> HangFinding:
         match, names = _UNUSED.search(message), (first.error or {}).get("parameters", [])
         places = [int(word) for word in match[1].split()] if match else []
         unused = listed([f"`{names[place]}`" for place in places if place < len(names)]) or "some parameters"
-        return case.found(
-            "unused_parameters", f"{first.who} computed no gradient for {unused}, and {waits}",
-            _USE_ALL, at=first,
-        )  # fmt: skip
+        return case.found("unused_parameters", f"{first.who} computed no gradient for {unused}, and {waits}", _USE_ALL, at=first)
     if first.exit_code == -signal.SIGABRT:
-        return case.found(
-            "collective_mismatch", f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}",
-            "use the same shape and dtype on every rank", at=first,
-        )  # fmt: skip
+        what = f"{first.who} was aborted by gloo because its tensor has a different size, and {waits}"
+        return case.found("collective_mismatch", what, _SAME_TENSORS, at=first)
     return case.found("rank_died", f"{first.who} {how_it_ended(first)}, and {waits}", _death_fix(first, "rank"), at=first)
 
 
@@ -197,27 +184,22 @@ def short_error(error: dict[str, str]) -> str:
 
 def differ(case: Evidence) -> HangFinding | None:
     """Told by the collectives that each rank has issued."""
-    joining = [one for one in case.chain.path if one.facts.get("op") == "init_process_group"]
-    if joining:
-        return _not_joined(case, joining[0])
+    if (joining := next((one for one in case.chain.path if one.facts.get("op") == "init_process_group"), None)) is not None:
+        return _not_joined(case, joining)
     waiting = [(rank, rank.pending) for rank in case.look.ranks() if rank.pending is not None and rank.kind == "collective"]
     if not waiting:
         return None
     group = next((call.group for one in case.chain.path for rank, call in waiting if rank is one), waiting[0][1].group)
     ahead, pending = max((pair for pair in waiting if pair[1].group == group), key=lambda pair: pair[1].number)
-    members = [rank for rank in case.look.ranks() if ahead.needs(rank, group)]
-    calls = [(member, call) for member in members if (call := member.call(pending)) is not None]
-    if len({call.key for _, call in calls}) > 1:
-        return _mismatch(case, calls)
-    late = [member for member in members if not any(call.group == group and call.number >= pending.number for call in member.issued)]
-    elsewhere = [(one, call) for one, call in waiting if one in late and call.group != group and one.needs(ahead, call.group)]
-    if elsewhere and case.chain.circle:  # each waits for the other in another group
-        return _mismatch(case, [(ahead, pending), *elsewhere])
-    gone = [one for one in case.look.everybody.values() if one.kind == "dead" and one.child is not None]
-    for one in (*late, *gone):
-        if case.root is one or case.root.kind == "collective" or case.chain.circle:
-            return _missing(case, ahead, pending, one)
-    return None
+    gone = [who for who, one in case.look.everybody.items() if one.kind == "dead" and one.child is not None]
+    late = [case.look.everybody[who] for who in dict.fromkeys([*ahead.targets, *gone])]  # or in another collective, see `link_ranks`
+    others = [(rank, call) for rank in late if (call := rank.call(pending)) is not None]
+    if not others and case.chain.circle:  # each waits for the other in another group
+        others = [(rank, call) for rank, call in waiting if rank in late and call.group != group and rank.needs(ahead, call.group)]
+    if others:
+        return _mismatch(case, [(ahead, pending), *others])
+    is_waited_for = case.root.kind == "collective" or case.chain.circle
+    return next((_missing(case, ahead, pending, rank) for rank in late if case.root is rank or is_waited_for), None)
 
 
 def _missing(case: Evidence, ahead: Participant, pending: Issued, one: Participant) -> HangFinding:
@@ -235,13 +217,9 @@ def _missing(case: Evidence, ahead: Participant, pending: Issued, one: Participa
 def _left_training(case: Evidence, ahead: Participant, pending: Issued, one: Participant, now: str) -> HangFinding:
     """A rank waits in backward for another that has left the step: with parameters that got no gradient, or out of batches."""
     at = one if one.location is not None else ahead
-    unused = one.process.get("unused_parameters") or []
-    if unused:
-        names = listed([f"`{name}`" for name in unused])
-        return case.found(
-            "unused_parameters", f"{one.who} computed no gradient for {names}; {ahead.who} waits in backward ({pending})",
-            _USE_ALL, now, at=at,
-        )  # fmt: skip
+    if unused := listed([f"`{name}`" for name in one.process.get("unused_parameters") or ()]):
+        what = f"{one.who} computed no gradient for {unused}; {ahead.who} waits in backward ({pending})"
+        return case.found("unused_parameters", what, _USE_ALL, now, at=at)
     has_trained = any(call.is_done and call.key == pending.key and call.number != pending.number for call in one.issued)
     ours, theirs = ahead.location, one.location
     is_near = ours is not None and theirs is not None and (ours.file, ours.function) == (theirs.file, theirs.function)
@@ -269,12 +247,10 @@ def _mismatch(case: Evidence, calls: list[tuple[Participant, Issued]]) -> HangFi
         ahead, behind, pending = (other, odd, ours) if other.in_backward else (odd, other, theirs)
         return _left_training(case, ahead, pending, behind, lines)
     is_same_group = theirs.group == ours.group
-    said = [
-        f"{one.who} calls {call}" + ("" if is_same_group else f" in process group {call.group}")
-        for one, call in ((odd, theirs), (other, ours))
-    ]
-    what = "use the same shape and dtype" if ours.op == theirs.op and is_same_group else "issue collectives in the same order"
-    return case.found("collective_mismatch", " where ".join(said), f"{what} on every rank", lines, at=odd)
+    groups = ["" if is_same_group else f" in process group {call.group}" for call in (theirs, ours)]
+    said = f"{odd.who} calls {theirs}{groups[0]} where {other.who} calls {ours}{groups[1]}"
+    fix = _SAME_TENSORS if ours.op == theirs.op and is_same_group else "issue collectives in the same order on every rank"
+    return case.found("collective_mismatch", said, fix, lines, at=odd)
 
 
 def _not_joined(case: Evidence, one: Participant) -> HangFinding:
@@ -282,16 +258,10 @@ def _not_joined(case: Evidence, one: Participant) -> HangFinding:
     absent = [case.look.everybody[who] for who in one.targets if who in case.look.everybody]
     sizes = [size for rank in ranks if (size := rank.process.get("world_size")) is not None]
     said = f"{absent[0].name} never called it" if absent else f"only {plural(len(ranks), 'rank')} joined"
-    reason = f"world_size is {max(sizes)}" if sizes else one.what
-    if absent and absent[0].kind == "dead" and (absent[0].exit_code or absent[0].error):
-        return case.found(
-            "rank_died", f"{absent[0].name} {how_it_ended(absent[0])}, and {one.who} waits for it in init_process_group",
-            "fix the error in this rank", reason, at=absent[0],
-        )  # fmt: skip
     return case.found(
         "collective_missing", f"{one.who} waits in init_process_group, and {said}",
-        "start `world_size` processes, each with its own `rank` and the same `init_method`", reason,
-        at=absent[0] if absent and absent[0].location is not None else one,
+        "start `world_size` processes, each with its own `rank` and the same `init_method`",
+        f"world_size is {max(sizes)}" if sizes else one.what, at=absent[0] if absent and absent[0].location is not None else one,
     )  # fmt: skip
 
 
@@ -338,7 +308,7 @@ def _aborted(one: Participant, children: Children, sizes: str) -> HangFinding:
         called = f"rank {survivor['rank']} calls {call['op']} #{call['number']} with {(*call['sizes'], 'no tensor')[0]}"
     return _ended(
         one, "collective_mismatch", f"gloo aborted {one.who}, whose tensor has a different size: {called} {sizes}",
-        "use the same shape and dtype on every rank", "gloo aborts the process without an exception where sizes differ",
+        _SAME_TENSORS, "gloo aborts the process without an exception where sizes differ",
     )  # fmt: skip
 
 

@@ -31,13 +31,10 @@ _SYNCHRONIZE = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "to"}
 
 
 def judged(looks: list[Look], progress: Progress, still_s: float) -> HangFinding:
-    """Why there was no progress for `still_s`."""
+    """Why there was no progress for `still_s`: a cause without a name where only the line is known."""
     case = _evidence(looks, progress, still_s)
-    if progress.passes.carrier is not None and progress.passes.began_s:
-        return slow(case)
-    if not goes_on(case.chain, case.moved, still_s) and (found := stopped(case)) is not None:
-        return found
-    return slow(case)
+    is_moving = (progress.passes.carrier is not None and progress.passes.began_s) or goes_on(case.chain, case.moved, still_s)
+    return (None if is_moving else _stopped(case)) or first(_SLOW, case) or case.found(None, _doing(case, case.root), state="slow")
 
 
 def debugger_now(look: Look, progress: Progress) -> HangFinding | None:
@@ -50,19 +47,17 @@ def _evidence(looks: list[Look], progress: Progress, still_s: float) -> Evidence
     return Evidence(looks[-1], follow(looks[-1], moved, still_s), moved, progress, still_s)
 
 
-def stopped(case: Evidence) -> HangFinding | None:
+def _stopped(case: Evidence) -> HangFinding | None:
     """Why nobody moves; None where somebody outside may still end the wait."""
     if case.root.kind == "python":
         case.root.kind = "native"  # it computes nothing
-    found = first(_STOPPED, case)
-    if found is None or found.cause not in _LEFT_UNDONE or not case.look.thread_errors:
-        return found
+    finding, errors = first(_STOPPED, case), case.look.thread_errors
+    if finding is None or finding.cause not in _LEFT_UNDONE or not errors:
+        return finding
     # What a thread has left undone, as an exception has ended it.
-    name, error = max(case.look.thread_errors.items(), key=lambda item: float(item[1]["at_s"]))
-    line = last_line(error)
-    return replace(
-        found, fix=f"fix the error in thread {name}; {found.fix}", reason=located(f"thread {name} raised {short_error(error)}", line)
-    )
+    name, error = max(errors.items(), key=lambda item: float(item[1]["at_s"]))
+    reason = located(f"thread {name} raised {short_error(error)}", last_line(error))
+    return replace(finding, fix=f"fix the error in thread {name}; {finding.fix}", reason=reason)
 
 
 def _without_keyboard(case: Evidence) -> Participant | None:
@@ -198,11 +193,6 @@ _STOPPED: tuple[Cause, ...] = (
 )  # fmt: skip
 
 
-def slow(case: Evidence) -> HangFinding:
-    """The first cause that applies; one without a name where only the line is known."""
-    return first(_SLOW, case) or case.found(None, _doing(case, case.root), state="slow")
-
-
 def _memory(case: Evidence) -> HangFinding | None:
     pressure = memory_pressure()
     if pressure.stalled_ratio < _STALLED and not (pressure.used_ratio > _NEARLY_FULL and pressure.swapped_bytes > _MUCH_SWAPPED_BYTES):
@@ -282,10 +272,8 @@ def _doing(case: Evidence, one: Participant) -> str:
     who = one.name
     if one.kind == "sleep":
         return f"{who} sleeps in {one.what or 'a system call'}"
-    if one.timeout_s is not None and one.facts.get("is_waiting"):
-        return f"{who} waits for {one.a_what}, with a timeout of {duration(one.timeout_s)}"
     if one.facts.get("is_waiting"):
-        return f"{who} waits for {one.a_what}"
+        return f"{who} waits for {one.a_what}" + (f", with a timeout of {duration(one.timeout_s)}" if one.timeout_s is not None else "")
     if one.facts.get("does"):
         return f"{who} {one.facts['does']}"
     if one.facts.get("calls"):

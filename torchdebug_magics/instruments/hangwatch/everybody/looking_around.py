@@ -54,7 +54,8 @@ def look_around(children: Children) -> Look:
             names[one.pid, 0] = one.who
     for one in look.everybody.values():
         for name in ("targets", "able"):
-            setattr(one, name, list(dict.fromkeys(names[number] for number in one.facts.pop(name, ()) if number in names)))
+            numbers = [(one.pid, key) if kind == "thread" else (key, 0) for kind, key in one.facts.pop(name, ())]
+            setattr(one, name, list(dict.fromkeys(names[number] for number in numbers if number in names)))
     return look
 
 
@@ -107,8 +108,6 @@ def _thread(facts: dict[str, Any], thread: dict[str, Any], who: str) -> Particip
         cpu_s += waited_for_core_s(pid, number)  # on a busy machine it gets no turn, and is not stuck
     frames = [tuple(frame) for frame in thread["frames"]]
     latest = repr([*(facts["collectives"] or {}).get("status", {}).values()])
-    for name in ("targets", "able"):
-        waiting[name] = [(pid, key) if kind == "thread" else (key, 0) for kind, key in waiting.get(name, ())]
     return Participant(
         who, pid, thread["ident"], frames, (tuple(thread["at"]), tuple(frames), repr(thread["values"]), latest), cpu_s, waiting.pop("kind"),
         waiting.pop("what"), timeout_s=waiting.pop("timeout_s"), process=facts, is_main_thread=thread["is_main"],
@@ -130,20 +129,15 @@ def ended(child: Child, folder: str, who: str = "") -> Participant:
 def _unasked(pid: int, child: Child | None, state: ProcessState, children: Children, silent_s: float) -> Participant:
     """Of a process without an agent, or in which none gets a turn, what the system says."""
     is_silent = silent_s > _SILENT_S  # else it may only be starting
-    stack: list[tuple[str, int, str]] = []
-    if is_silent and (state.status == "running" or pid in children.dumped):
-        if pid not in children.dumped:  # once: a signal cuts short what waits in native code
-            children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
-        stack = children.dumped[pid]
+    if is_silent and state.status == "running" and pid not in children.dumped:  # once: a signal cuts short what waits in native code
+        children.dumped[pid] = dumped_stack(children.folder, pid, is_alive=True)
+    stack = children.dumped.get(pid, [])
     cpu_s = state.cpu_s + sum(one.cpu_s for one in map(process_state, descendants(pid)) if one is not None)  # a shell only waits
     sleeps_in = waits_in(pid)
     kind = "gil" if is_silent else "io" if sleeps_in.startswith(("read", "write", "receive", "connect")) else "native"
     kind = "sleep" if sleeps_in == "sleep" else kind
-    name = f"process {child.name if child is not None else state.name}"
-    return Participant(
-        name, pid, frames=stack, at=(tuple(stack), sleeps_in), cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child,
-        sleeps_in=sleeps_in,
-    )  # fmt: skip
+    name, at = f"process {child.name if child is not None else state.name}", (tuple(stack), sleeps_in)
+    return Participant(name, pid, frames=stack, at=at, cpu_s=cpu_s, kind=kind, what=sleeps_in, child=child, sleeps_in=sleeps_in)
 
 
 def link(look: Look, ranks: dict[int, int]) -> None:
@@ -163,13 +157,12 @@ def link(look: Look, ranks: dict[int, int]) -> None:
             working = (other for other in look.everybody.values() if other.is_main_thread and not other.facts.get("idle"))
             one.targets = [other.who for other in working if any(name == "_process_worker" for _, _, name in other.frames)]
             one.kind = "join" if one.targets else one.kind
-        elif not one.process and one.sleeps_in.startswith("read pipe"):
-            one.facts["our_pipe"] = one.sleeps_in.partition(" ")[2] in open_pipes(os.getpid(), for_writing=True)
-        if not one.process and one.sleeps_in.startswith(("read pipe", "write pipe")):
-            # Whether a program that is none of ours to ask has the other end.
+        elif not one.process and one.sleeps_in.startswith(("read pipe", "write pipe")):
+            # Whether a program that is none of ours to ask has the other end, or this process has it.
             call, _, pipe = one.sleeps_in.partition(" ")
             others = (pid for pid in descendants(os.getpid()) if pid != one.pid)
             one.facts["may_end"] = any(pipe in open_pipes(pid, for_writing=call == "read") for pid in others)
+            one.facts["our_pipe"] = call == "read" and pipe in open_pipes(os.getpid(), for_writing=True)
     link_ranks(look)
 
 

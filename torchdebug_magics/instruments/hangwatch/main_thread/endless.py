@@ -10,20 +10,20 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FrameType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
-from torchdebug_magics.format import duration, plural
-from torchdebug_magics.instruments.hangwatch.main_thread.retries import retry_loop
-from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.format import duration, listed, plural
+from torchdebug_magics.instruments.hangwatch.main_thread.stopped_loops import head_of, retry_loop
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, unending
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import wait_of
 from torchdebug_magics.probing.source import syntax
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.syntax import dotted, enclosing, exchanged, nodes, root_of
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, locate, location, owner
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner
 
 _HARMLESS = frozenset({"print", "len", "abs", "min", "max", "int", "float", "str", "bool", "range", "isinstance", "id", "round"})
 _ENDS = re.compile("KeyboardInterrupt|SystemExit|GeneratorExit")
@@ -40,36 +40,39 @@ _FORMS = (ast.Constant, ast.UnaryOp, ast.Not, ast.Compare, ast.cmpop, ast.BoolOp
 """What a condition is made of that is computed from constants alone, and calls nothing."""
 
 
-def endless_loop(frame: FrameType | None, *, alone: bool) -> HangFinding | None:
+def endless_loop(frame: FrameType | None, line: int | None = None, *, alone: bool, is_over: bool = False) -> HangFinding | None:
     """A ``while`` around the innermost line of the user's that certainly never ends; None where it may.
 
-    `alone`: whether no other thread runs code of the user's, which could change a global name or a list.
+    `alone`: whether no other thread runs code of the user's, which could change a global name or a list. `is_over`: after a Stop, at this
+    line, when it is enough that nothing in the loop stores a variable of its condition, whatever it calls.
     """
     function = None if frame is None else function_node(frame.f_code)
     if frame is None or function is None:
         return None
-    around = [*enclosing(function, line_of(frame))]
+    around = [*enclosing(function, line_of(frame) if line is None else line)]
     for at, loop in reversed([*enumerate(around)]):
-        test = _Test(frame, alone=alone)
-        if isinstance(loop, ast.While) and test.holds(loop.test) and _never_left(loop, test, frame) and not any(map(_catches, around[:at])):
-            text = ast.unparse(loop.test)
-            why, fix = "the loop does not change its condition", "update a variable of the condition inside the loop, or `break`"
-            if text == "True":
-                why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
-            headline = f"`while {text}:` on line {loop.lineno} never ends: {why}"
-            return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=locate(frame), fix=fix)
+        test = _Test(frame, alone=alone, is_over=is_over)
+        if not isinstance(loop, ast.While) or not test.holds(loop.test):
+            continue
+        values = {node.id: value_of(node, frame) for node in nodes(ast.Name, loop.test) if node.id in test.names}
+        if _keeps(loop, test) if is_over else _never_left(loop, test, frame) and not any(map(_catches, around[:at])):
+            why, fix = "no `break` or `return` can be reached", "leave the loop with `break` or `return`"
+            if values:
+                why = f"nothing in the loop changes {listed([f'`{name}`' for name in values])}"
+                fix = f"change `{next(iter(values))}` inside the loop, or `break`"
+            return unending(f"`while {ast.unparse(loop.test)}` never ends: {why}", head_of(loop, frame), fix, _unchanged(values))
     return retry_loop([node for node in around if isinstance(node, ast.While)], frame) if alone else None
 
 
 class _Test:
     """Conditions that are the same at every round, and the names that they are made of."""
 
-    def __init__(self, frame: FrameType, *, alone: bool) -> None:
+    def __init__(self, frame: FrameType, *, alone: bool, is_over: bool) -> None:
         self.names: set[str] = set()
         self.is_shared = False
         """Whether a call could change them: a global name, or a list."""
         self._frame = frame
-        self._alone = alone
+        self._alone, self._is_over = alone, is_over
 
     def holds(self, node: ast.expr) -> bool | None:
         """What a condition is now, and stays while none of `names` is stored; None where that is not certain."""
@@ -83,7 +86,7 @@ class _Test:
     def _constant(self, node: ast.AST) -> ast.expr | None:
         """The value of a name, or of ``len(name)``, in its place; None for any other node, and for what may change."""
         match node:
-            case ast.Call(ast.Name("len"), [ast.Name() as name], []) if self._alone:
+            case ast.Call(ast.Name("len"), [ast.Name() as name], []) if self._alone and not self._is_over:
                 kinds: tuple[type, ...] = _CONTAINERS
                 self.is_shared = True
             case ast.Name() as name:
@@ -99,16 +102,23 @@ class _Test:
     def _is_ours(self, name: str) -> bool:
         """Whether nobody else can store it: a plain local name, or a global one while no other thread can run code of the user's."""
         code = self._frame.f_code
-        if name in {*code.co_cellvars, *code.co_freevars}:
+        is_shared = name in {*code.co_cellvars, *code.co_freevars}
+        if is_shared and not self._is_over:
             return False
-        if not is_module_code(code) and name in code.co_varnames:
+        if not is_shared and not is_module_code(code) and name in code.co_varnames:
             return True
         self.is_shared = True
         # A function in this file, or in any cell, that declares the name as global: a signal or a callback could run it.
-        declared = re.compile(rf"\bglobal\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
+        declared = re.compile(rf"\b(global|nonlocal)\b[^\n]*\b{re.escape(name)}\b|\bglobals\(\)")
         sources = [linecache.getlines(code.co_filename)]
         sources += [entry[2] for entry in tuple(linecache.cache.values()) if len(entry) > 2 and entry[1] is None]  # noqa: PLR2004 - read, and no file
         return self._alone and not any(declared.search(line) for lines in sources for line in lines)
+
+
+def _keeps(loop: ast.While, test: _Test) -> bool:
+    """Whether the condition of a loop is of variables, none of which it binds, and nothing else leaves it."""
+    is_left = any(isinstance(node, (ast.Break, ast.Return, ast.Yield, ast.Raise)) for node in nodes(ast.AST, *loop.body))
+    return bool(test.names) and not is_left and not test.names & syntax.bound_inside(loop)
 
 
 def _never_left(loop: ast.While, test: _Test, frame: FrameType) -> bool:
@@ -228,13 +238,10 @@ class Rounds:
                 continue
             if all(_is_pure(call, frame, names) for call in ends.calls):
                 values = {path: value_of(node, frame, names) for path, node in ends.begins_with.items()}
-                still = [f"`{path}` {said}" for path, value in values.items() if (said := _said(value))]
                 headline = f"`while {ast.unparse(loop.test)}` has gone round for {duration(now_s - since_s)} without leaving"
                 headline += f": it ends only where {' or '.join(ends.ways[:_MOST_SAID])}"
-                reason = f"unchanged meanwhile: {', '.join(still[:_MOST_SAID])}" if still else ""
-                where = location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
                 fix = "check before the loop that this can happen, or bound the number of rounds"
-                return HangFinding(state="slow", cause="infinite_loop", headline=headline, location=where, fix=fix, reason=reason)
+                return unending(headline, head_of(loop, frame), fix, _unchanged(values), "slow")
         return None
 
 
@@ -301,10 +308,15 @@ def _print(node: ast.expr, value: Any, *, is_inside: bool = False) -> object:
     return object() if is_unknown else id(value)
 
 
-def _said(value: Any) -> str:
-    if isinstance(value, _CONTAINERS) and type(value) is not str:
-        return f"has {plural(len(value), 'item')}"
-    return f"is {text}" if type(value) in _FIXED and len(text := repr(value)) <= _LONGEST else ""
+def _unchanged(values: Mapping[str, Any]) -> str:
+    """What variables and attributes hold that stay as they are, for the reason of a finding."""
+    still = []
+    for path, value in values.items():
+        if isinstance(value, _CONTAINERS) and type(value) is not str:
+            still.append(f"`{path}` has {plural(len(value), 'item')}")
+        elif type(value) in _FIXED and len(text := repr(value)) <= _LONGEST:
+            still.append(f"`{path}` is {text}")
+    return f"unchanged meanwhile: {', '.join(still[:_MOST_SAID])}" if still else ""
 
 
 def _is_pure(call: ast.Call, frame: FrameType, names: dict[str, Any]) -> bool:

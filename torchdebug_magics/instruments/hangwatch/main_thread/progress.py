@@ -228,7 +228,7 @@ class Progress:
         was_idle, self.is_idle = self.is_idle, not users
         if self.is_idle or was_idle:
             self.rounds = Rounds()
-            self._went_on(now_s, is_new=True)
+            self.went_on(now_s)
             return users[0] if users else None
         places = tuple((id(user.f_code), user.f_lasti) for user in users)
         latest = (self.steps, self.written, places)
@@ -236,25 +236,23 @@ class Progress:
         is_new = latest[:2] != self._latest[:2] or not self._seen.issuperset(lines)
         before, self._values = self._values, _values(users)
         if is_new or not self._seen.issuperset(places) or self._values != before:
-            self._went_on(now_s, is_new=is_new)
+            self.went_on(now_s, is_new=is_new)
         self.rounds.look(users, now_s, is_news=latest[:2] != self._latest[:2])
         self._seen.update(places, lines)
         self._latest = latest
-        self.longest_s = max(self.longest_s, now_s - self.last_s - self.starved_s)
+        self.passed(now_s - self.last_s - self.starved_s)
         self._paces.append((now_s, self.steps))
         return users[0]
 
-    def went_on(self, when_s: float) -> None:
-        """There was progress elsewhere: in all processes that the main thread waits for."""
-        if when_s > self.last_s:
-            self._went_on(when_s, is_new=True)
-
     def passed(self, seconds_s: float) -> None:
-        """No look was possible for so long: that there was progress meanwhile is not known."""
+        """So long, no progress was seen."""
         self.longest_s = max(self.longest_s, seconds_s)
 
-    def _went_on(self, now_s: float, *, is_new: bool) -> None:
-        self.longest_s = max(self.longest_s, 0.0 if self.is_idle else now_s - self.last_s - self.starved_s)
+    def went_on(self, now_s: float, *, is_new: bool = True) -> None:
+        """There was progress, `is_new` at a line that was not seen before: here, or in all processes that the main thread waits for."""
+        if now_s <= self.last_s:
+            return
+        self.passed(0.0 if self.is_idle else now_s - self.last_s - self.starved_s)
         self.last_s, self.starved_s = now_s, 0.0
         self.doing.clear()
         if is_new:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchdebug_magics.format import listed, one_line, plural
-from torchdebug_magics.instruments.hangwatch.report import HangFinding
+from torchdebug_magics.instruments.hangwatch.report import HangFinding, unending
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.edited_source import exchanging
 from torchdebug_magics.probing.source.syntax import LOOPS, Loop, called, covers, enclosing, expression, last_line, names_in, nodes, tree_of
@@ -29,10 +29,9 @@ from torchdebug_magics.probing.source.user_code import is_user_code, location, r
 from torchdebug_magics.probing.state.read_once import is_read_once
 from torchdebug_magics.probing.state.what_follows import EnoughError
 from torchdebug_magics.probing.tensors import describe
-from torchdebug_magics.report import Location
 
 T = TypeVar("T")
-_MOST_ROUNDS, _MOST_INDICES, _MOST_S, _MOST_SENT_BYTES = 200, 100_000, 3.0, 60_000
+_MOST_ROUNDS, _MOST_ITEMS, _MOST_S, _MOST_SENT_BYTES = 200, 100_000, 3.0, 60_000
 _MOSTLY = 0.9
 """Share of the rounds that end alike."""
 _SHOWN_CHARS, _LONGEST_PATH = 90, 500
@@ -58,61 +57,48 @@ def endless_sample(error: BaseException) -> HangFinding | None:
 
 
 def endless_items(loops: Sequence[Loop], frame: FrameType) -> HangFinding | None:
-    """A ``for`` over an object that is indexed from 0 up and raises no IndexError at its length, or a loader whose sampler has no end."""
+    """A ``for`` over what has no end: an iterable, the sampler of a loader, or what is indexed from 0 up and raises no IndexError."""
     for loop in reversed(loops):
         if not isinstance(loop, ast.For) or any(nodes((ast.Break, ast.Return), *loop.body)):
             continue
         node = loop.iter
         if isinstance(node, ast.Call) and node.args and (called(node) == "enumerate" or called(node).startswith("tqdm")):
             node = node.args[0]
-        value, where = value_of(node, frame), location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
-        if value is not MISSING and (endless := _without_end(node, value, where)) is not None:
-            return endless
+        value = value_of(node, frame)
+        if isinstance(value, DataLoader):
+            sampler: Any = value.sampler if value.batch_sampler is None else value.batch_sampler
+            own = next((each for each in (sampler, getattr(sampler, "sampler", None)) if type(each).__module__ == "__main__"), None)
+            finding = _never_ends(node, own, "the indices of one epoch", len_of=value.dataset)
+        elif hasattr(type(value), "__iter__"):
+            finding = _never_ends(node, value, "the last item")
+        else:
+            finding = None if value is MISSING else _no_index_error(node, value, frame, loop)
+        if finding is not None:
+            return finding
     return None
 
 
-def _without_end(node: ast.expr, value: Any, where: Location) -> HangFinding | None:
-    if isinstance(value, DataLoader):
-        return _sampler_without_end(node, value, where)
-    kind: Any = type(value)
-    if not hasattr(kind, "__iter__"):
-        return _items_without_end(node, value, where)
-    most = 10 * len(value) + _MOST_ROUNDS if hasattr(kind, "__len__") else _MOST_INDICES
-    code = getattr(getattr(kind, "__next__", kind.__iter__), "__code__", None)
-    if code is None or kind.__module__ != "__main__" or not _in_child(lambda: sum(1 for _ in islice(iter(value), most)) >= most):
-        return None
+def _never_ends(node: ast.expr, source: Any, last: str, len_of: Any = None) -> HangFinding | None:
+    """An iterable of the cell's that has given ten times as many items as there are, where that is known."""
+    kind: Any = type(source)
     name = "__next__" if hasattr(kind, "__next__") else "__iter__"
-    return _stuck(
+    code = getattr(getattr(kind, name, None), "__code__", None)
+    if kind.__module__ != "__main__" or code is None:
+        return None
+    lengths = [len(each) for each in (source, len_of) if hasattr(each, "__len__")]
+    most = 10 * max(lengths) + _MOST_ROUNDS if lengths else _MOST_ITEMS
+    if not _in_child(lambda: sum(1 for _ in islice(iter(source), most)) >= most):
+        return None
+    return unending(
         f"the loop over `{ast.unparse(node)}` never ends: `{kind.__name__}.{name}` has given {most:,} items, and goes on",
         location(code.co_filename, code.co_firstlineno, code.co_name),
-        f"let `{name}` end: {'raise StopIteration' if name == '__next__' else 'return'} after the last item",
+        f"let `{kind.__name__}.{name}` {'raise StopIteration' if name == '__next__' else 'return'} after {last}",
     )
 
 
-def _sampler_without_end(node: ast.expr, loader: DataLoader[Any], where: Location) -> HangFinding | None:
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    inner: Any = getattr(sampler, "sampler", sampler)
-    own = next((each for each in (sampler, inner) if type(each).__module__ == "__main__"), None)
-    data: Any = loader.dataset
-    if own is None:
-        return None
-    sized: list[Any] = [own, data]
-    lengths = [len(each) for each in sized if hasattr(each, "__len__")]
-    most = 10 * max(lengths) + _MOST_ROUNDS if lengths else _MOST_INDICES
-    if not _in_child(lambda: sum(1 for _ in islice(iter(own), most)) >= most):
-        return None
-    kind: Any = type(own)
-    code = getattr(kind.__iter__, "__code__", None)
-    return _stuck(
-        f"the loop over `{ast.unparse(node)}` never ends: `{kind.__name__}` has given {most:,} indices, and goes on",
-        where if code is None else location(code.co_filename, code.co_firstlineno, code.co_name),
-        f"let `{kind.__name__}.__iter__` end after the indices of one epoch",
-    )
-
-
-def _items_without_end(node: ast.expr, value: Any, where: Location) -> HangFinding | None:
-    kind = type(value)
-    if hasattr(kind, "__iter__") or not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
+def _no_index_error(node: ast.expr, value: Any, frame: FrameType, loop: Loop) -> HangFinding | None:
+    """An object without ``__iter__`` that gives an item behind its length, too."""
+    if not (hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__")):
         return None
 
     def goes_on() -> bool:
@@ -121,17 +107,15 @@ def _items_without_end(node: ast.expr, value: Any, where: Location) -> HangFindi
             return True
         return False
 
-    name = ast.unparse(node)
+    if not _in_child(goes_on):
+        return None
+    name, where = ast.unparse(node), location(frame.f_code.co_filename, loop.lineno, frame.f_code.co_name)
     each = expression(f"({name}[i] for i in range(len({name})))")
-    return (
-        _stuck(
-            f"the loop over `{name}` goes on after its {plural(len(value), 'item')}: `{name}[{len(value)}]` raises no IndexError",
-            where,
-            f"loop over `{ast.unparse(each)}`, or raise IndexError in `{kind.__name__}.__getitem__`",
-            edits=exchanging(where, node, each),
-        )
-        if _in_child(goes_on)
-        else None
+    return unending(
+        f"the loop over `{name}` goes on after its {plural(len(value), 'item')}: `{name}[{len(value)}]` raises no IndexError",
+        where,
+        f"loop over `{ast.unparse(each)}`, or raise IndexError in `{type(value).__name__}.__getitem__`",
+        edits=exchanging(where, node, each),
     )
 
 
@@ -150,18 +134,17 @@ class _Rounds:
 
     def finding(self) -> HangFinding | None:
         """What the rounds of the loop that goes on have in common."""
-        endless = next(((place, ends) for place, ends in self._ends.items() if ends.total() >= _MOST_ROUNDS), None)
-        if endless is None or endless[1].most_common(1)[0][1] < _MOSTLY * _MOST_ROUNDS:
+        endless = next(((place, ends.most_common(1)[0]) for place, ends in self._ends.items() if ends.total() >= _MOST_ROUNDS), None)
+        if endless is None or endless[1][1] < _MOSTLY * _MOST_ROUNDS:
             return None
-        (frame, loop), ends = endless
-        line, error = ends.most_common(1)[0][0]
+        (frame, loop), ((line, error), _) = endless
         head, file = f"`while {ast.unparse(loop.test)}` in `{frame.f_code.co_name}`", frame.f_code.co_filename
         where = location(file, line, frame.f_code.co_name)
         again = f"samples were read again here: {_MOST_ROUNDS} rounds of the loop ended alike"
         if error:
             why = f"{head} goes round for ever: it catches a {error} in each round"
             where = raised_at(self._error) or where
-            return _stuck(why, where, f"let the error out, `{_shown(self._error)}`, or give up after some rounds", reason=again)
+            return unending(why, where, f"let the error out, `{_shown(self._error)}`, or give up after some rounds", reason=again)
         tests = [node.test for node in enclosing(tree_of(file), line) if isinstance(node, ast.If) and node.lineno > loop.lineno]
         test = tests[-1] if tests else loop.test
         named = [name for name in sorted(names_in(test)) if name in self._values]
@@ -172,7 +155,7 @@ class _Rounds:
         values += [f"nothing is at `{name}` = {_shown(self._values[name])}" for name in lacking if name not in names_in(test)]
         why = f"each round ends here, as `{ast.unparse(test)}`" if tests else f"`{ast.unparse(test)}` stays true"
         fix = f"look at {listed(values)}; and raise an error where no sample will do" if values else "leave the loop after some rounds"
-        return _stuck(f"{head} goes round for ever: {why}", where, fix, reason=again)
+        return unending(f"{head} goes round for ever: {why}", where, fix, reason=again)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -222,10 +205,6 @@ class _Rounds:
         if ends.total() >= _MOST_ROUNDS:
             self._values = {**frame.f_globals, **frame.f_locals}
             raise EnoughError(is_late=False)
-
-
-def _stuck(headline: str, where: Location, fix: str, **more: Any) -> HangFinding:
-    return HangFinding(state="stuck", cause="infinite_loop", headline=headline, location=where, fix=fix, **more)
 
 
 def _is_no_path(value: Any) -> bool:

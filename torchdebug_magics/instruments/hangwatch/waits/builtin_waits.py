@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import _thread
 import ast
-import dis
-import functools
 import gc
 import io
 import os
@@ -16,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from queue import SimpleQueue
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal, TypeAlias
@@ -23,8 +22,8 @@ from weakref import ref
 
 from torchdebug_magics.probing.source.call_sites import MISSING, calls_on_line, names_of, node_at, value_of
 from torchdebug_magics.probing.source.syntax import last_name
-from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner
-from torchdebug_magics.probing.state.attributes import referents
+from torchdebug_magics.probing.source.user_code import frames_above, is_module_code, is_user_code, owner, writes_of
+from torchdebug_magics.probing.state.attributes import HEAP_TYPE, referents, whose
 
 LOCKS: tuple[type, ...] = (_thread.LockType, type(_thread.RLock()))
 _WAITS_FOR_CHILD = frozenset({"waitpid", "waitid", "wait", "wait3", "wait4"})
@@ -39,9 +38,6 @@ _PLAIN: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, bool, ty
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _DATA = frozenset({"torch", "torch._C", "torch.nn.parameter", "numpy", "pandas.core.frame", "pandas.core.series", "PIL.Image"})
 _SHARED = ("multiprocessing.queues", "multiprocessing.connection", "multiprocessing.synchronize", "multiprocessing.managers")
-_WRITTEN_IN_PYTHON = 1 << 9
-"""Of a type's flags: it was made by a class statement."""
-_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _KERNELS = ("IPython", "ipykernel", "jupyter", "tornado", "zmq", "traitlets", "debugpy", "pydevd", "_pydev")
 """They hold all of the user's names, which they do not use."""
 Kind: TypeAlias = Literal[
@@ -53,6 +49,8 @@ _RUNNERS = frozenset({"run_code", "run_cell_async", "run_ast_nodes"})
 """IPython's coroutines, inside which the cell runs."""
 _STEPS = ("_asyncio", "asyncio.futures", "asyncio.tasks")
 """Callbacks by which a task goes on."""
+_AWAITS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
+"""The attributes of a coroutine or generator for its frame, and for what it awaits."""
 _MOST_AWAITED = 100
 
 
@@ -179,7 +177,7 @@ class Reach:
             names = names_of(frame)
             self._is_cut |= not names and bool(frame.f_code.co_nlocals)
             if is_module_code(frame.f_code):
-                waiting.extend(names[name] for name in _names_in(frame.f_code)[0] if name in names)
+                waiting.extend(names[name] for name in writes_of(frame.f_code).loaded if name in names)
             else:
                 waiting.extend(names.values())
                 waiting.extend(_globals_of(frame.f_code, frame.f_globals))
@@ -212,7 +210,7 @@ class Reach:
             waiting.extend(_globals_of(value.__code__, value.__globals__))
         elif issubclass(kind, type):
             bases = type.__dict__["__mro__"].__get__(value)
-            waiting.extend(held for base in bases if _is_users(base) for held in tuple(vars(base).values()))
+            waiting.extend(held for base in bases if whose(base) == "user" for held in tuple(vars(base).values()))
         elif (base := next((base for base in _CONTAINERS if issubclass(kind, base)), None)) and (many := base.__len__(value)) > _MOST_ITEMS:
             # Its own length, whatever a subclass of the user's says.
             first = referents(value)[:1] if many < _MOST_VISITS else []
@@ -224,7 +222,7 @@ class Reach:
 def _attributes(value: Any) -> list[Any]:
     """What an object holds; nothing of the user's is called, as `getattr` and `isinstance` could."""
     kind: Any = type(value)
-    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & _WRITTEN_IN_PYTHON or kind.__dictoffset__):
+    if issubclass(kind, (type, FunctionType, ModuleType)) or not (kind.__flags__ & HEAP_TYPE or kind.__dictoffset__):
         return []
     held = gc.get_referents(value)
     return [*held, *(one for space in held if type(space) is dict for one in tuple(space.values()))]
@@ -237,12 +235,11 @@ def is_kernels(module: str) -> bool:
 
 def _globals_of(code: CodeType, space: dict[str, Any]) -> Iterator[Any]:
     """What the global names of a function of the user's stand for; a library's own functions are trusted to use what they are given."""
-    used, attributes = _names_in(code) if is_user_code(code) else (frozenset[str](), frozenset[str]())
-    for name in used:
+    for name in writes_of(code).loaded if is_user_code(code) else ():
         value = space.get(name)
         yield value
         if type(value) is ModuleType:
-            yield from _of_module(value, attributes)
+            yield from _of_module(value, writes_of(code).loaded_attributes)
 
 
 def _of_module(module: ModuleType, attributes: frozenset[str], depth: int = 0) -> Iterator[Any]:
@@ -253,25 +250,6 @@ def _of_module(module: ModuleType, attributes: frozenset[str], depth: int = 0) -
             yield value
             if type(value) is ModuleType and depth < _MOST_DEEP:
                 yield from _of_module(value, attributes, depth + 1)
-
-
-def _is_users(kind: type) -> bool:
-    module = str(kind.__module__)
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or module not in sys.modules or (file is not None and owner(file) == "user")
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """(global names, attributes) that it uses, and the functions inside it."""
-    found = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _LOADS}
-    attributes = set(code.co_names) - found
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            names, more = _names_in(inner)
-            found |= names
-            attributes |= more
-    return frozenset(found), frozenset(attributes)
 
 
 def _is_data(value: Any) -> bool:
@@ -301,18 +279,29 @@ class Waiting:
     """What a cause is told by: ``debugger``, ``network``, ``idle``, ``acquired`` (file, line, function), ``semaphore`` (a name), ..."""
 
 
-def loop_tasks(frames: Sequence[FrameType]) -> list[Any]:
-    """The tasks of the event loop that a thread runs, which waits for one of them; none where it runs no loop, or a task."""
+def loop_tasks(frames: Sequence[FrameType]) -> tuple[list[Any], Any | None]:
+    """The tasks of the event loop that a thread runs, none where it runs no loop, or a task; and the one for which its own code waits.
+
+    That is the task of ``asyncio.run``, or the one that runs the cell.
+    """
+    inner = takewhile(lambda frame: owner(frame.f_code.co_filename) != "user", frames)
+    running = next(filter(runs_loop, inner), None)
+    if running is None:
+        return [], None
+    asyncio: Any = sys.modules["asyncio"]
+    try:
+        tasks = [task for task in asyncio.all_tasks(names_of(running).get("self")) if not task.done()]
+    except RuntimeError:  # the set has changed meanwhile
+        return [], None
     for frame in frames:
-        if owner(frame.f_code.co_filename) == "user":
-            break
-        if runs_loop(frame):
-            asyncio: Any = sys.modules["asyncio"]
-            try:
-                return [task for task in asyncio.all_tasks(names_of(frame).get("self")) if not task.done()]
-            except RuntimeError:  # the set has changed meanwhile
-                return []
-    return []
+        if frame.f_code.co_name == "run_until_complete":
+            future = names_of(frame).get("future")
+            return tasks, next((task for task in tasks if task is future), None)
+    return tasks, next((task for task in tasks if _runs_cell(task_frames(task))), None)
+
+
+def _runs_cell(frames: Sequence[FrameType]) -> bool:
+    return any(frame.f_code.co_name in _RUNNERS for frame in frames) and any(owner(frame.f_code.co_filename) == "user" for frame in frames)
 
 
 def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
@@ -327,24 +316,9 @@ def scheduled_callbacks(frames: Sequence[FrameType]) -> list[Any]:
     return [part for one in wanted for part in (one._callback, *(one._args or ()))]
 
 
-def root_task(frames: Sequence[FrameType], tasks: Sequence[Any]) -> Any | None:
-    """The task for which the thread's own code waits: that of ``asyncio.run``, or the one that runs the cell."""
-    for frame in frames:
-        if frame.f_code.co_name == "run_until_complete":
-            future = names_of(frame).get("future")
-            return next((task for task in tasks if task is future), None)
-    for task in tasks:
-        inner = task_frames(task)
-        if any(one.f_code.co_name in _RUNNERS for one in inner) and any(owner(one.f_code.co_filename) == "user" for one in inner):
-            return task
-    return None
-
-
 def cell_frames(frame: FrameType | None) -> list[FrameType]:
     """The frames of the cell that awaits, innermost first, where a thread is in the event loop; else none."""
-    frames = list(frames_above(frame))
-    tasks = loop_tasks(frames)
-    task = root_task(frames, tasks) if tasks else None
+    _, task = loop_tasks(list(frames_above(frame)))
     return task_frames(task) if task is not None else []
 
 
@@ -352,12 +326,12 @@ def task_frames(task: Any) -> list[FrameType]:
     """The frames of a task, innermost first."""
     frames: list[FrameType] = []
     awaited: Any = task.get_coro()
-    while awaited is not None and len(frames) < _MOST_AWAITED:
-        frame = next((getattr(awaited, name, None) for name in ("cr_frame", "gi_frame", "ag_frame") if hasattr(awaited, name)), None)
-        if frame is None:
+    while len(frames) < _MOST_AWAITED:
+        names = next((names for names in _AWAITS if hasattr(awaited, names[0])), None)
+        if names is None or (frame := getattr(awaited, names[0])) is None:
             break
         frames.append(frame)
-        awaited = next((getattr(awaited, name, None) for name in ("cr_await", "gi_yieldfrom", "ag_await") if hasattr(awaited, name)), None)
+        awaited = getattr(awaited, names[1], None)
     return frames[::-1]
 
 

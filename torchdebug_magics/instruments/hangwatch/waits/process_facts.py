@@ -15,16 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
-    Reach,
-    Waiting,
-    awaited,
-    called_name,
-    loop_tasks,
-    root_task,
-    scheduled_callbacks,
-    task_frames,
-)
+from torchdebug_magics.instruments.hangwatch.waits import builtin_waits
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import Reach, Waiting, loop_tasks, task_frames
 from torchdebug_magics.instruments.hangwatch.waits.thread_waits import find_holders, own_frames, task_wait, wait_of
 from torchdebug_magics.probing.distributed import this_rank
 from torchdebug_magics.probing.source.call_sites import line_of, names_of
@@ -46,9 +38,7 @@ _ERROR_FACTS_LATEST = 3
 
 def facts_of_this_process() -> dict[str, Any]:
     """Plain data, as it is sent to the process that asks."""
-    current = sys._current_frames()
-    stacks: dict[int, list[FrameType]] = {}
-    waits: dict[int, Waiting | None] = {}
+    current, stacks, waits = sys._current_frames(), dict[int, list[FrameType]](), dict[int, Waiting | None]()
     try:
         return _facts(current, stacks, waits)
     finally:  # they hold the frame that looks, which holds them
@@ -63,7 +53,7 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
     idents = [thread.ident or 0 for thread in threads] + [thread.ident for thread in unnamed]
     stacks.update({ident: own_frames(current.get(ident)) for ident in idents})
     waits.update({ident: wait_of(frames) for ident, frames in stacks.items()})
-    callbacks = [callback for frames in stacks.values() for callback in scheduled_callbacks(frames)]
+    callbacks = [callback for frames in stacks.values() for callback in builtin_waits.scheduled_callbacks(frames)]
     tasks = _add_tasks(stacks, waits)
     everybody: list[threading.Thread | _Task] = [*threads, *unnamed, *tasks]
     reach = functools.cache(lambda ident: Reach(stacks[ident], [task.task for task in tasks if task.ident == ident]))
@@ -89,9 +79,7 @@ def _facts(current: Mapping[int, FrameType], stacks: dict[int, list[FrameType]],
         "world_size": world_size,
         "worker": None if worker is None else int(worker.id),
         "torch_threads": torch.get_num_threads() if torch is not None and hasattr(torch, "get_num_threads") else None,
-        "threads": [
-            _thread(participant, stacks[participant.ident or 0], waits[participant.ident or 0], reach) for participant in everybody
-        ],
+        "threads": [_thread(each, stacks[each.ident or 0], waits[each.ident or 0], reach) for each in everybody],
         "collectives": collectives(),
         "unused_parameters": _unused_parameters(stacks.values()) if rank is not None else [],
     }
@@ -117,9 +105,8 @@ def _add_tasks(stacks: dict[int, list[FrameType]], waits: dict[int, Waiting | No
     """Let a thread that runs an event loop stand where its own task does, and every other task of the user's beside the threads."""
     found = []
     for ident, frames in [*stacks.items()]:
-        tasks = loop_tasks(frames)
-        root = root_task(frames, tasks) if tasks else None
-        waited_for = {id(future) for task in tasks for future in awaited(task)}
+        tasks, root = loop_tasks(frames)
+        waited_for = {id(future) for task in tasks for future in builtin_waits.awaited(task)}
         for task in tasks:
             if task is root:
                 stacks[ident] = [*task_frames(task), *frames]
@@ -152,7 +139,7 @@ def _thread(
         "frames": [(frame.f_code.co_filename, line_of(frame), frame.f_code.co_name) for frame in shown],
         "at": [frame.f_lasti for frame in shown],
         "values": _values(frames),
-        "calls": called_name(frames[0]) if frames else "",
+        "calls": builtin_waits.called_name(frames[0]) if frames else "",
         "handling": error_record(error) if isinstance(error, Exception) else None,
         "waiting": None if waiting is None else {**{name: getattr(waiting, name) for name in _WAITING}, **waiting.facts},
     }

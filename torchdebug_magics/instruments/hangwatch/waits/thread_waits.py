@@ -17,19 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, FunctionType, MappingProxyType
 from typing import Any, TypeAlias
 
-from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import (
-    LOCKS,
-    Kind,
-    Reach,
-    Target,
-    Waiting,
-    awaited,
-    builtin_wait,
-    lock_wait,
-    pipe_of,
-    runs_loop,
-    task_frames,
-)
+from torchdebug_magics.instruments.hangwatch.waits import builtin_waits
+from torchdebug_magics.instruments.hangwatch.waits.builtin_waits import LOCKS, Kind, Reach, Target, Waiting, lock_wait, pipe_of, runs_loop
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, line_of, names_of, value_of
 from torchdebug_magics.probing.source.syntax import WITHS, enclosing, last_name, loops_around, nodes, own_nodes
 from torchdebug_magics.probing.source.user_code import is_user_code, owner
@@ -86,12 +75,12 @@ def wait_of(frames: Sequence[FrameType]) -> Waiting | None:
         waiting = _known(frame, inner)
         if waiting is not None:
             return waiting
-    return builtin_wait(frames[0])
+    return builtin_waits.builtin_wait(frames[0])
 
 
 def task_wait(task: Any, tasks: Sequence[Any]) -> Waiting:
     """What a task of asyncio's awaits: as told by its frames, or another task, or a future."""
-    frames, waited = task_frames(task), awaited(task)
+    frames, waited = builtin_waits.task_frames(task), builtin_waits.awaited(task)
     waiting = next(filter(None, (_known(frame, frames) for frame in reversed(frames))), None)
     targets: list[Target] = [("thread", id(one)) for one in waited if one in tasks]
     if waiting is None and targets:
@@ -373,12 +362,10 @@ def _acquired_at(frame: FrameType, lock: Any) -> tuple[int | None, bool]:
 
 
 def _called_on(lock: Any, inside: ast.AST, frame: FrameType, names: dict[str, Any]) -> list[tuple[str, int]]:
-    """(method, line) of the calls on a lock in a function or loop, in the order of their lines."""
-    functions = (node.func for node in own_nodes(inside) if isinstance(node, ast.Call))
-    found = [
-        function for function in functions if isinstance(function, ast.Attribute) and _same(value_of(function.value, frame, names), lock)
-    ]
-    return sorted(((one.attr, one.lineno) for one in found), key=lambda call: call[1])
+    """(method, line) of the calls on a lock in a function or loop, in the order of the text."""
+    functions = [node.func for node in own_nodes(inside) if isinstance(node, ast.Call)]
+    methods = (function for function in functions if isinstance(function, ast.Attribute))
+    return [(method.attr, method.lineno) for method in methods if _same(value_of(method.value, frame, names), lock)]
 
 
 def _same(value: Any, lock: Any) -> bool:
