@@ -590,6 +590,23 @@ WITHOUT_A_NAME = {
     "the only key": ("state = {'model': nn.Linear(2, 2).state_dict()}", "weights = state['state_dict']", "weights = state['model']"),
     "a module": ("import pprint", "pprint([1])", "pprint.pprint([1])"),
     "a number before each item": (LOADED, "for x, y in enumerate(loader):\n    out = linear(x)", "for x, y in loader:"),
+    "a number for its range": ("sizes = [1, 2]", "for i in len(sizes):\n    size = sizes[i]", "for i in range(len(sizes)):"),
+    "an option": ("", "linear = nn.Linear(in_feature=4, out_features=2)", "linear = nn.Linear(in_features=4, out_features=2)"),
+    "a scheduler of a model": (
+        "net = nn.Linear(2, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "scheduler = torch.optim.lr_scheduler.StepLR(net, step_size=3)",
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)",
+    ),
+    "what loading returns": (
+        "net = nn.Linear(2, 1)\nstate = net.state_dict()",
+        "net = net.load_state_dict(state)\nout = net(torch.ones(1, 2))",
+        "net.load_state_dict(state)",
+    ),
+    "what a method without a result returns": (
+        "class Counted(nn.Linear):\n    def begin(self):\n        self.count = 0\nnet = Counted(2, 1)",
+        "net = net.begin()\nout = net(torch.ones(1, 2))",
+        "net.begin()",
+    ),
     "parts without parentheses": (LOADED, "for i, x, y in enumerate(loader):\n    out = linear(x)", "for i, (x, y) in enumerate(loader):"),
 }
 

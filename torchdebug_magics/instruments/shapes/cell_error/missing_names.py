@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import re
 import traceback
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ from torchdebug_magics.report import Edit, Location
 _ALIKE = 0.6
 """Likeness of two keys of which one may be meant by the other."""
 _MOST_KEYS = 6
+_UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
+_NO_OPTIMIZER = re.compile(r"(\w+) is not an Optimizer")
 _TOO_FEW = re.compile(r"not enough values to unpack \(expected \d+, got 2\)")
 
 
@@ -52,7 +55,7 @@ def missing_name(error: BaseException) -> Failure | None:
         return _other_key(error, frame, where)
     if str(error) == "'module' object is not callable":
         return _of_module(error, frame, where)
-    return _unpacked(error, frame, where)
+    return _other_argument(error, frame, where) or _unpacked(error, frame, where)
 
 
 def _local_in_constructor(error: AttributeError) -> Failure | None:
@@ -114,11 +117,38 @@ def _of_module(error: BaseException, frame: FrameType, where: Location) -> Failu
     return None
 
 
+def _other_argument(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
+    """An option by its nearest name, an optimizer where a model was given, a checkpoint by its file."""
+    names, text = {**frame.f_globals, **frame.f_locals}, str(error)
+    option, given = _UNEXPECTED.search(text), _NO_OPTIMIZER.fullmatch(text)
+    for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)):
+        function = value_named(call.func, names)
+        if option is not None and callable(function) and any(each.arg == option[1] for each in call.keywords):
+            alike = difflib.get_close_matches(option[1], list(inspect.signature(function).parameters), 1, _ALIKE)
+            keywords = [ast.keyword(alike[0], each.value) if alike and each.arg == option[1] else each for each in call.keywords]
+            new = ast.Call(call.func, call.args, keywords) if alike else None
+            what = f"`{ast.unparse(call.func)}` has no option `{option[1]}`" + (f": `{alike[0]}` is near" if alike else "")
+            return edited(error, what, exchanging(where, call, new))
+        if given is not None and call.args and type(value_named(call.args[0], names)).__name__ == given[1]:
+            known = [name for name, value in names.items() if isinstance(value, torch.optim.Optimizer) and not name.startswith("_")]
+            new = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
+            what = f"`{ast.unparse(call.func)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
+            return edited(error, what, exchanging(where, call, new))
+        if "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict" and len(call.args) == 1:
+            file = ast.unparse(call.args[0])
+            edits = exchanging(where, call, ast.Call(call.func, [expression(f"torch.load({file})")], call.keywords))
+            return edited(error, f"`{file}` is the name of a file, which `torch.load` reads", edits)
+    return None
+
+
 def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
     """The number that `enumerate` puts before each item, in the place of the first part of that."""
     names = {**frame.f_globals, **frame.f_locals}
     for loop in [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, ast.For)]:
         call, target = loop.iter, loop.target
+        if "'int' object is not iterable" in str(error) and loop.lineno == where.line:
+            sentence = f"`{ast.unparse(call)}` is a number, and a loop goes through items"
+            return edited(error, sentence, _with_head(where, loop, ast.unparse(target), f"range({ast.unparse(call)})"))
         if not isinstance(target, ast.Tuple) or called(call) != "enumerate" or not isinstance(call, ast.Call) or not call.args:
             continue
         at = location(where.file, loop.lineno, where.function)

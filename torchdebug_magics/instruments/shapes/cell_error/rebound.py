@@ -17,6 +17,7 @@ from torchdebug_magics.probing.source.edited_source import Source, cells, exchan
 from torchdebug_magics.probing.source.syntax import (
     SIMPLE,
     bound_names,
+    called,
     copied,
     exchanged,
     expression,
@@ -24,6 +25,7 @@ from torchdebug_magics.probing.source.syntax import (
     nodes,
     own_nodes,
     read_names,
+    root_of,
     statement_at,
     tree_of,
 )
@@ -36,11 +38,27 @@ _OWN = frozenset(vars(builtins))
 def rebound_name(error: BaseException) -> Failure | None:
     """Which variable no longer holds what the line calls, and what gave it the other value; None where that is not why it raised."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    if not isinstance(error, TypeError) or not frames:
+    if not frames or not isinstance(error, (AttributeError, TypeError)):
         return None
+    if (result := _result_of_own_method(error, *frames[-1])) is not None or isinstance(error, AttributeError):
+        return result
     if "object is not callable" in str(error):
         return _called(error, *frames[-1])
     return next(filter(None, (_instead_of_class(error, frame, line) for frame, line in reversed(frames))), None)
+
+
+def _result_of_own_method(error: BaseException, frame: FrameType, line: int) -> Failure | None:
+    """A variable that holds what a method of its own returned, which changes the object: ``model = model.load_state_dict(state)``."""
+    names = {**frame.f_globals, **frame.f_locals}
+    for name in sorted(read_names(statement) if (statement := statement_at(tree_of(frame.f_code.co_filename), line)) is not None else ()):
+        kind = type(names[name]).__name__ if name in names else ""
+        made = next(_made(frame, line, name), None) if kind in {"NoneType", "_IncompatibleKeys"} and f"'{kind}'" in str(error) else None
+        if made is not None and isinstance(made[1].value, ast.Call) and root_of(made[1].value.func) == name:
+            source, assignment = made
+            what = "None" if kind == "NoneType" else f"a {kind}"
+            sentence = f"`{name}` is {what}: `{called(assignment.value)}` changes the object itself, and does not return it"
+            return edited(error, sentence, (source.replacing(assignment, source.text(assignment.value)),))
+    return None
 
 
 def _called(error: TypeError, frame: FrameType, line: int) -> Failure | None:
