@@ -15,12 +15,12 @@ from torchdebug_magics.instruments.autograd.faults import (
     meant_axes,
     misfit_losses,
     modes,
-    overwritten_inputs,
     remade_leaves,
     shared_memory,
     wasted_parts,
+    zero_gradients,
 )
-from torchdebug_magics.instruments.autograd.faults.data import unread
+from torchdebug_magics.instruments.autograd.faults.data import overwritten_inputs, unread
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import predicted_leak
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
@@ -296,7 +296,7 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     broadcasts.accidental_broadcast, _shared_memory, loss_terms.driven_values, left_out.nothing_reached, wrong_order,
     remade_leaves.remade_leaves, remade_leaves.losses_made_once, remade_leaves.unkept_gradients,
     left_out.wrong_tensors, modes.frozen_in_vain, modes.moved_though_frozen, wasted_parts.samples_without_gradient,
-    left_out.missing_gradients, left_out.stopped_gradients,
+    left_out.missing_gradients, zero_gradients.stopped_gradients,
     wasted_parts.constant_gradients, misfit_losses.misfit_losses, misfit_losses.unaligned_targets, meant_axes.one_column,
     modes.trained_in_eval_mode, modes.evaluated_in_training_mode, modes.dropped_in_evaluation, loss_terms.unlike_reductions,
     modes.evaluated_on_bytes, modes.frozen_statistics, wasted_parts.wasted_terms, wasted_parts.dropped_sums, wasted_parts.linear_chains,
