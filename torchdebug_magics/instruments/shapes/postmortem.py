@@ -18,11 +18,9 @@ import torch
 from torchdebug_magics.instruments.shapes.cell_error.beyond_the_end import read_beyond_the_end
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
-from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
-from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
+from torchdebug_magics.instruments.shapes.cell_error.meant_values import RERUN, drops_result, meant_value, tried_to_the_end
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, expression_of, lines_to, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
-from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import function_node

@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from torchdebug_magics.instruments.shapes.cell_error.asked_truth import asked_truths
-from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, meanings
-from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import DIVIDED, dividing
+from torchdebug_magics.instruments.shapes.cell_error.meanings import DIVIDED, Meaning, asked_truths, dividing, meanings
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.edited_source import same
 from torchdebug_magics.probing.source.fix_check import ALIASES

@@ -12,8 +12,8 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import otherwise
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import otherwise
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,

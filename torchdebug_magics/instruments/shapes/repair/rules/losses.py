@@ -15,9 +15,8 @@ from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, otherwise, squeezed, words
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import at_step, otherwise, words
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,

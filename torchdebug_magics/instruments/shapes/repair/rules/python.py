@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed

@@ -7,12 +7,11 @@ import math
 from typing import Any
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last, tensor_of
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import tensor_of
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import assignments
