@@ -56,14 +56,6 @@ def _kind(node: Node, everything: Whole) -> str | None:
     return (f"{row.dtype} on {row.device}" if everything.on_several_devices and row.device else row.dtype) or None
 
 
-def _share(node: Node, everything: Whole) -> float | None:
-    return node.flops / len(node.rows) / everything.flops if node.flops and everything.flops else None
-
-
-def _shards(node: Node, _: Whole) -> str | None:
-    return listed([f"{name} {sharding}" for name, sharding in node.first.shards.items()]) or None
-
-
 def _note(node: Node, everything: Whole) -> str:
     """Without what the table shows anyway: that a call is not the first, and that those around a failure did not return either."""
     broken = ["failed here"] if any(row is everything.broken for row in node.rows) else []
@@ -81,9 +73,9 @@ COLUMNS = (
     Column("own params", "count", lambda node, _: node.per_module(node.own_params) or None),
     Column("trainable", "count", lambda node, _: node.per_module(node.trainable) or None),
     Column("FLOPs", "count", lambda node, _: node.per_call(node.flops) or None),
-    Column("share of FLOPs", "share", _share),
+    Column("share of FLOPs", "share", lambda node, all_: node.flops / len(node.rows) / all_.flops if node.flops and all_.flops else None),
     Column("activations", "bytes", lambda node, _: node.per_call(node.activation_bytes) or None),
-    Column("shards", "text", _shards),
+    Column("shards", "text", lambda node, _: listed([f"{name} {sharding}" for name, sharding in node.first.shards.items()]) or None),
     Column("note", "prose", _note),
 )
 _KNOWN = frozenset({"", "called before", "did not return"})

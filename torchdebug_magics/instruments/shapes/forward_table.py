@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limi
 from torchdebug_magics.instruments.shapes.follow.parameters import packed_weights
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, caller_of
-from torchdebug_magics.instruments.shapes.report import Mode, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Mode
 from torchdebug_magics.instruments.shapes.tabulate import params_only, tabulated
 from torchdebug_magics.probing.distributed.this_rank import world_size
 from torchdebug_magics.probing.dry_runs.faking import CannotBeFakedError, Fakes
@@ -59,15 +59,11 @@ def examine_model(
     seen = see(model, args, dict(keywords or {}), real=real)
     report = tabulated(seen, shown)
     if symbolic and seen.error is None:
-        report = _in_symbols(seen, report)
+        from torchdebug_magics.instruments.shapes.symbolic import with_formulas  # noqa: PLC0415 - torch's symbols take half a second to import
+
+        rows, symbols, problem = with_formulas(seen, report.rows)
+        report = replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
     return Examined(report, seen.error if strict else None)
-
-
-def _in_symbols(seen: Seen, report: ShapesReport) -> ShapesReport:
-    from torchdebug_magics.instruments.shapes.symbolic import with_formulas  # noqa: PLC0415 - torch's symbols take half a second to import
-
-    rows, symbols, problem = with_formulas(seen, report.rows)
-    return replace(report, rows=rows, symbols=symbols, problems=(*report.problems, *([problem] if problem else [])))
 
 
 def see(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, real: bool = False, site: EditSite | None = None) -> Seen:
@@ -207,7 +203,9 @@ def _why(error: BaseException) -> str:
 
 def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn.Module:
     """A copy whose lazy parts have found their sizes; the user's own stays lazy."""
-    sized = copy.deepcopy(model, _unsized(model))
+    made: Any = torch.nn.UninitializedBuffer  # its stub has the arguments of another class
+    lazy = [buffer for buffer in model.buffers() if is_lazy(buffer)]  # which torch cannot copy, unlike lazy parameters
+    sized = copy.deepcopy(model, {id(buffer): made(buffer.requires_grad, buffer.device, buffer.dtype) for buffer in lazy})
     given = inputs.made(sized, torch.clone, zeros)
     with RandomState.kept(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -215,9 +213,3 @@ def _sized(model: torch.nn.Module, inputs: Inputs, notes: list[str]) -> torch.nn
             sized(*given.args, **given.kwargs)
     notes.append("lazy modules were sized on a copy")
     return sized
-
-
-def _unsized(model: torch.nn.Module) -> dict[int, Any]:
-    """What `copy.deepcopy` is to take for lazy buffers, which torch cannot copy, unlike lazy parameters."""
-    made: Any = torch.nn.UninitializedBuffer  # its stub has the arguments of another class
-    return {id(buffer): made(buffer.requires_grad, buffer.device, buffer.dtype) for buffer in model.buffers() if is_lazy(buffer)}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from torchdebug_magics.instruments.shapes.report import Row, ShapesReport
 
@@ -103,7 +103,7 @@ def _drafts(report: ShapesReport) -> list[_Draft]:
     latest: dict[str, _Draft] = {}
     open_: list[_Draft] = []
     for row in report.rows:
-        while open_ and not _is_inside(row.path, open_[-1].row.path):
+        while open_ and open_[-1].row.path not in paths_above(row.path):
             open_.pop()
         draft = latest[row.path] = _Draft(row, [])
         (open_[-1].inside if open_ else roots).append(draft)
@@ -120,10 +120,6 @@ def paths_above(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition(".")[0]
         yield path
-
-
-def _is_inside(path: str, outer: str) -> bool:
-    return path.startswith(f"{outer}.") if outer else bool(path)
 
 
 def _grown(draft: _Draft, broken: Row | None, kinds: dict[Hashable, int], folded: bool) -> Node:
@@ -147,28 +143,19 @@ def _fold(siblings: Sequence[Node]) -> tuple[Node, ...]:
     nodes: list[Node] = []
     at = 0
     while at < len(siblings):
-        most = max(range(1, _LONGEST_PERIOD + 1), key=lambda period: _covered(siblings, at, period))
-        covered = _covered(siblings, at, most)
-        period, times = (most, covered // most) if covered else (1, 1)
+        repeats = [(period, _repeats(siblings, at, period)) for period in range(1, _LONGEST_PERIOD + 1)]
+        period, times = max(repeats, key=lambda repeat: math.prod(repeat) * (repeat[1] > 1))
         nodes += [_merged([siblings[at + turn * period + part] for turn in range(times)]) for part in range(period)]
         at += period * times
     return tuple(nodes)
 
 
-def _covered(siblings: Sequence[Node], at: int, period: int) -> int:
-    """How many nodes would become `period` nodes."""
-    times = _repeats(siblings, at, period)
-    return times * period if times > 1 else 0
-
-
 def _repeats(siblings: Sequence[Node], at: int, period: int) -> int:
     """How often the `period` nodes from `at` on stand there, each time one number on."""
-    for times in count(1):
-        start = at + times * period
-        group = siblings[start : start + period]
-        if len(group) < period or not all(map(_follows, siblings[start - period : start], group)):
-            return times
-    return 1
+    times, start = 1, at + period
+    while start + period <= len(siblings) and all(map(_follows, siblings[start - period : start], siblings[start : start + period])):
+        times, start = times + 1, start + period
+    return times
 
 
 def _follows(earlier: Node, later: Node) -> bool:

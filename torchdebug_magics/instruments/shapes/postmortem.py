@@ -28,7 +28,7 @@ from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.forward_table import see, see_call
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailedCall, is_loss, module_calls
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.instruments.shapes.repair.source import site_at, traces
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
 from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
@@ -146,10 +146,9 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
     if report.failure is None:
         return report
     failure = replace(report.failure, error=f"{type(error).__name__}: {error}")
-    if not _is_of_compiler(error):
-        failure = replace(failure, location=place(error), underlined=underlined(error))
-    elif failure.location is None:
-        failure = replace(failure, location=place(error))
+    is_of_user = not _is_of_compiler(error)
+    if is_of_user or failure.location is None:
+        failure = replace(failure, location=place(error), underlined=underlined(error) if is_of_user else failure.underlined)
     return replace(report, failure=failure)
 
 
@@ -157,8 +156,7 @@ def outermost_call(error: BaseException) -> FailedCall | None:
     """The first one among the frames; None where no module was running."""
     outer: TracebackType | None = None
     user: TracebackType | None = None
-    step = error.__traceback__
-    while step is not None:
+    for step in traces(error):
         frame = step.tb_frame
         user = step if is_user_code(frame.f_code) else user
         if calls := module_calls([frame]):
@@ -166,7 +164,7 @@ def outermost_call(error: BaseException) -> FailedCall | None:
             return replace(calls[0], site=site)
         if (call := _of_generator(frame, outer)) is not None:
             return call
-        outer, step = step, step.tb_next
+        outer = step
     return None
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchdebug_magics.instruments.shapes.explain import explained
-from torchdebug_magics.instruments.shapes.follow.module_calls import Calls
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters
 from torchdebug_magics.instruments.shapes.follow.seen import Forward, Seen
 from torchdebug_magics.instruments.shapes.outline import paths_above
-from torchdebug_magics.instruments.shapes.report import Failure, Layout, Need, Row, ShapesReport
+from torchdebug_magics.instruments.shapes.report import Layout, Need, Row, ShapesReport
 from torchdebug_magics.machine.gpus import Gpus
 from torchdebug_magics.machine.limits import smallest_limit
 from torchdebug_magics.probing.dry_runs.flops import FlopFormulas
@@ -38,7 +37,7 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
         model=type(seen.model).__name__,
         inputs=str(seen.run.given),
         rows=run.calls.rows() + further,
-        **_counted(run),
+        **counted(run.parameters, run.formulas, run.flops, run.saved_bytes, has_shared=run.has_shared_flops),
         unchecked_ops=run.unchecked if seen.error is None else (),
         checked_ops=run.checked,
         unused=unused,
@@ -50,42 +49,19 @@ def tabulated(seen: Seen, layout: Layout) -> ShapesReport:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class WatchedForward:
-    """What was seen of the modules that a cell called."""
-
-    calls: Calls
-    parameters: Parameters
-    formulas: FlopFormulas
-    flops: int
-    has_shared_flops: bool
-    saved_bytes: int
-    counts: Mapping[torch.nn.Module, int]
-    """How often each model was called in all."""
-
-
-def of_cell(watched: WatchedForward, layout: Layout, failure: Failure | None, guard: Guard) -> ShapesReport:
-    """What the modules of a cell did, and why it failed."""
-    names = [type(model).__name__ for model in watched.counts]
-    often = [(type(model).__name__, many) for model, many in watched.counts.items() if many > 1]
+def of_cell(rows: tuple[Row, ...], counts: Mapping[torch.nn.Module, int], guard: Guard) -> ShapesReport:
+    """What the modules of a cell did; `counts` says how often each model was called in all."""
+    names = [type(model).__name__ for model in counts]
+    often = [(type(model).__name__, many) for model, many in counts.items() if many > 1]
     notes = [f"{name} was called {many:,} times; the first call of each input shape is shown" for name, many in often]
-    return ShapesReport(
-        problems=tuple(guard.problems),
-        notes=(*guard.notes, *notes),
-        model=", ".join(names),
-        rows=watched.calls.rows(),
-        **_counted(watched),
-        mode="real",
-        failure=failure,
-        layout=layout,
-    )
+    return ShapesReport(problems=tuple(guard.problems), notes=(*guard.notes, *notes), model=", ".join(names), rows=rows, mode="real")
 
 
-def _counted(run: Forward | WatchedForward) -> dict[str, Any]:
-    """What the modules hold, computed and saved."""
-    totals = run.parameters.totals()
-    flops = {"total_flops": run.flops, "uncounted_ops": run.formulas.names(), "activation_bytes": run.saved_bytes}
-    return {**totals, **flops, "has_shared_flops": run.has_shared_flops and totals["sharded_over"] > 1}
+def counted(parameters: Parameters, formulas: FlopFormulas, flops: int, saved_bytes: int, *, has_shared: bool) -> dict[str, Any]:
+    """What the modules hold, computed and saved, by the report's names for it."""
+    totals = parameters.totals()
+    costs = {"total_flops": flops, "uncounted_ops": formulas.names(), "activation_bytes": saved_bytes}
+    return {**totals, **costs, "has_shared_flops": has_shared and totals["sharded_over"] > 1}
 
 
 def params_only(model: torch.nn.Module, layout: Layout) -> ShapesReport:

@@ -139,14 +139,12 @@ def _path(chain: Sequence[Step]) -> list[Block]:
 def _steps(caption: str, steps: Sequence[Step], first: int) -> Table:
     known = any(step.location is not None for step in steps)
     columns = tuple(_CHAIN) if known else tuple(_CHAIN)[:-1]
-    rows = [_step(number, step)[: len(columns)] for number, step in enumerate(steps, first)]
+    rows: list[tuple[Cell, ...]] = []
+    for number, step in enumerate(steps, first):
+        data = step.input_shapes[:1] if any(word in step.op for word in _WEIGHTED) else step.input_shapes
+        places = [] if not known else [None if step.location is None else str(step.location)]
+        rows.append((number, step.op, step.module or None, shapes(data) or None, shapes((step.output_shape,)), *places))
     return Table(caption, columns, rows, _CHAIN, is_sequence=True)
-
-
-def _step(number: int, step: Step) -> tuple[Cell, ...]:
-    line = None if step.location is None else str(step.location)
-    data = step.input_shapes[:1] if any(word in step.op for word in _WEIGHTED) else step.input_shapes
-    return (number, step.op, step.module or None, shapes(data) or None, shapes((step.output_shape,)), line)
 
 
 # The table --------------------------------------------------------------------------------------------------------------

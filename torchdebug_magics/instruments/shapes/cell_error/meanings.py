@@ -18,17 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.probing.source.edited_source import statements
-from torchdebug_magics.probing.source.syntax import (
-    FUNCTIONS,
-    called,
-    dotted,
-    enclosing,
-    expression,
-    names_in,
-    nodes,
-    targets_of,
-    tree_of,
-)
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, called, dotted, enclosing, expression, names_in, nodes, targets_of, tree_of
 from torchdebug_magics.report import Location
 
 _BITWISE: dict[type[ast.boolop], ast.operator] = {ast.And: ast.BitAnd(), ast.Or: ast.BitOr()}
@@ -138,6 +128,7 @@ def _of_mapping(value: Mapping[Any, Any]) -> Iterator[Meaning]:
     yield Meaning("{}.items()", "is a dict, of which a loop gives the keys alone")
 
 
+_OF_LOADER = (Meaning("iter({})", "is a DataLoader, and not its iterator"), Meaning("{}.dataset", "is a DataLoader, and not its dataset"))
 _UNCALLED = Meaning("{}()", "is a method, and is not called")
 _TABLE: tuple[tuple[Any, Callable[[Any], Iterable[Meaning]] | tuple[Meaning, ...]], ...] = (
     ((MethodType, BuiltinMethodType), lambda value: _of_function(value) if getattr(value, "__self__", None) is None else [_UNCALLED]),
@@ -150,10 +141,7 @@ _TABLE: tuple[tuple[Any, Callable[[Any], Iterable[Meaning]] | tuple[Meaning, ...
     (float, (Meaning("int({})", "is a float, where an integer is expected"),)),
     ((torch.nn.ModuleList, torch.nn.ModuleDict), (Meaning("torch.nn.Sequential(*{})", "only holds modules, and cannot be called"),)),
     (torch.nn.Module, (Meaning("{}.parameters()", "is a module, where its parameters are expected"),)),
-    (
-        DataLoader,
-        [Meaning(code, f"is a DataLoader, and not its {what}") for code, what in (("iter({})", "iterator"), ("{}.dataset", "dataset"))],
-    ),
+    (DataLoader, _OF_LOADER),
     (Mapping, _of_mapping),
     ((zip, map, filter), lambda value: [Meaning("list({})", f"is a {type(value).__name__}, which is read once and in order")]),
 )

@@ -93,8 +93,9 @@ def lines_to(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | None:
         statements = _leading_to(frame.f_code.co_filename, line, names, parts)
         if statements and any(next(part.parameters(), None) is not None for part in parts.values()):
             return _made(frame, statements, names, parts)
-        if at and not _may_rerun(frame):
-            return None
+        own = next(iter(inspect.getargvalues(frame).locals.values()), None)
+        if at and not isinstance(own, torch.nn.Module) and not is_quiet(frame.f_code, frame.f_globals):
+            return None  # the function may not be called once more: it leaves something behind
     return None
 
 
@@ -112,21 +113,11 @@ def expression_of(error: BaseException) -> tuple[SourceLines, dict[str, Any]] | 
     return _made(frame, [statement], names, parts) if may_run(statement, names, parts, in_place=True) else None
 
 
-def _may_rerun(frame: FrameType) -> bool:
-    """Whether the function that failed may be called once more: a method of a module, or one that leaves nothing behind."""
-    own = next(iter(inspect.getargvalues(frame).locals.values()), None)
-    return isinstance(own, torch.nn.Module) or is_quiet(frame.f_code, frame.f_globals)
-
-
 def _made(
     frame: FrameType, statements: list[ast.stmt], names: dict[str, Any], parts: Mapping[str, torch.nn.Module]
 ) -> tuple[SourceLines, dict[str, Any]]:
-    body = [
-        ast.copy_location(ast.Expr(statement.value), statement)
-        if isinstance(statement, ast.Return) and statement.value is not None
-        else statement
-        for statement in statements
-    ]
+    values = [(statement, statement.value if isinstance(statement, ast.Return) else None) for statement in statements]
+    body = [statement if value is None else ast.copy_location(ast.Expr(value), statement) for statement, value in values]
     tree = ast.fix_missing_locations(ast.Module([copied(statement) for statement in body], []))
     read = sorted(read_names(*statements) & names.keys())
     given = {name: names[name] for name in read if next(named_tensors(names[name]), None) is not None}

@@ -46,7 +46,7 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[
     """Raise what torch would raise for real operands."""
     name = func._schema.name.partition("::")[2]
     if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _overlaps(args[0]):
-        _write(func, args, kwargs)
+        _ask(func, args, kwargs, lambda fake: torch.zeros((), dtype=fake.dtype).expand(fake.shape), "single memory location")
     _check_dtypes(fakes, name, func, args, kwargs)
     if name in _LOOKS_UP or _is_out_of_range(name, args):
         with unset_fake_temporarily():
@@ -57,13 +57,6 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _overlaps(tensor: torch.Tensor) -> bool:
     """Whether several of its elements are one, as `expand` leaves them."""
     return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) and tensor.numel() <= _SMALL
-
-
-def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    def real(fake: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((), dtype=fake.dtype).expand(fake.shape) if fake is args[0] else torch.zeros(fake.shape, dtype=fake.dtype)
-
-    _ask(func, args, kwargs, real, "single memory location")
 
 
 def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def steps(made: Made | None) -> Iterator[Made]:
     """From the last to the first, along the first operand that has a history."""
     while made is not None:
         yield made
-        made = before(made)
+        made = next((earlier for _, earlier in made.inputs if earlier is not None), None)
 
 
 def same_input(made: Made | None) -> Made | None:
@@ -61,11 +61,6 @@ def every_step(made: Made | None) -> Iterator[Made]:
             seen.add(id(step))
             yield step
             todo += [inner for _, inner in step.inputs]
-
-
-def before(made: Made) -> Made | None:
-    """What it was made from."""
-    return next((earlier for _, earlier in made.inputs if earlier is not None), None)
 
 
 def maker(made: Made | None) -> Made | None:

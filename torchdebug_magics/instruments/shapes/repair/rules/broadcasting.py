@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Mapping
 
 import torch
 
@@ -15,19 +16,14 @@ from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed,
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import otherwise
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    Diagnosis,
-    clashes,
-    orders,
-    producer_edits,
-    reorder,
-    shown,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, orders, producer_edits, reorder, shown
 from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs
 
 _IS_ABOUT_SIZES = re.compile("must match the size of tensor|broadcast|match the existing size|must match the existing")
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""
+_LONGEST = 62
+"""Characters of an expression that stands in a sentence, with its quotes."""
 _ROWS = 2
 """Dimensions of a row of steps, and how far from the end the steps stand where features are behind them."""
 
@@ -44,22 +40,18 @@ def broadcast(facts: FailureFacts) -> Diagnosis | None:
     x, y = facts.operands[a], facts.operands[b]
     dims = clashes(x.sizes, y.sizes)
     at = dims[0]
-    text = (
-        f"`{facts.site.text}`"
-        if facts.site is not None and facts.site.text and facts.direct and len(facts.site.text) <= 60
-        else f"`{facts.op.strip('_')}`"
-    )
+    text = facts.written if len(facts.written) <= _LONGEST else f"`{facts.op.strip('_')}`"
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
     sizes = f"{x.sizes[at]} and {y.sizes[at]} in {_place(at, len(x.sizes), len(y.sizes))}"
     sentence = f"{text}{where} cannot broadcast {_told(x)} with {_told(y)}: {sizes}"
     table, other_size = (x, y.sizes[at]) if not of_inputs(x.made) else (y, x.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
     sentence += f": {long}" if long else ""
-    unspread = any(_spreads(facts, a, b).values())
+    spread = {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
+    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     culprit, computed = y if x.made is None else x, of_inputs(x.made) and of_inputs(y.made)
-    return Diagnosis(
-        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (x.sizes[at], y.sizes[at]), rounded=computed
-    )
+    fit = None if computed or unspread else (x.sizes[at], y.sizes[at])
+    return Diagnosis(sentence, tuple(_edits(facts, spread)), culprit, fit, rounded=computed)
 
 
 def _is_elementwise(facts: FailureFacts) -> bool:
@@ -81,13 +73,12 @@ def _told(x: Operand) -> str:
     return f"{named}{f' ({source})' if source and (not x.name or x.name not in source) else ''}"
 
 
-def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
+def _edits(facts: FailureFacts, spread: Mapping[int, list[Repair]]) -> list[Repair]:
+    """The edits of both operands, the second one first; `spread` has those that put dimensions of one in the places that they lack."""
     edits: list[Repair] = []
-    spread = _spreads(facts, a, b)
-    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
-    for at, to in ((b, a), (a, b)):
+    unspread = any(spread.values())
+    for later, (at, to) in enumerate(itertools.permutations(spread)):
         x, y = facts.operands[at], facts.operands[to]
-        later = 0 if at == b else 1
         edits += spread[at]
         edits += _moved(facts, at, y, 8 + later)
         edits += as_large(facts, x, y, rank=12)
@@ -106,10 +97,6 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         if len(dims) == 1 and dims[0] + len(x.sizes) and not unspread:  # no layer decides how many samples there are
             edits += producer_edits(facts, x, x.sizes[dims[0]], y.sizes[dims[0]], rank=20 + later)
     return edits
-
-
-def _spreads(facts: FailureFacts, a: int, b: int) -> dict[int, list[Repair]]:
-    return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
 def _spread(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:

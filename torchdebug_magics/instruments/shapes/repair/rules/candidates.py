@@ -34,13 +34,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created, samples_beside
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
 from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    orders,
-    producer_edits,
-    reorder,
-    reordered,
-    there_and_back,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import orders, producer_edits, reorder, reordered, there_and_back
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     TURNS,
@@ -95,11 +89,6 @@ def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
             yield method("t") if many == 2 else reorder(order), 5 + 8 * (order[0] != 0), ""
 
 
-def shape_of(x: Operand, change: ValueChange) -> Sizes:
-    """The shape of an operand that is laid out otherwise."""
-    return tuple(change.apply(torch.empty(x.sizes, device="meta")).shape)
-
-
 def subscript(text: str, index: tuple[slice | None, ...]) -> ValueChange:
     """``x[:, None]``."""
     return ValueChange(lambda x: f"{x}[{text}]", lambda tensor: tensor[index])
@@ -126,10 +115,8 @@ def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> 
         was_turned = x.made is not None and x.made.op in TURNS  # it is turned back first of all; as it stands, it was meant
         rank = plain if not was_turned else 1 if len(change.text(x.name)) < len(x.name) else plain + 8
         worse = 0 if keeps_batch(local, gives) else _MERGES_THE_BATCH
-        if change.text("x") == "x.unsqueeze(0)" and x.is_input:
-            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=True)
-        else:
-            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
+        is_batch = change.text("x") == "x.unsqueeze(0)" and x.is_input
+        yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=is_batch, owned=True)
 
 
 def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
@@ -254,12 +241,8 @@ def _is_inside(facts: FailureFacts) -> bool:
 def _keeps_sizes(local: LocalCall, mismatch: Mismatch) -> bool:
     """Whether the module changes none but the last dimension: what goes in turned comes out turned."""
     gives = local.gives({at: lambda tensor: tensor.new_empty(mismatch.sizes) for at in mismatch.places})
-    return (
-        gives is not None
-        and bool(gives)
-        and gives[0][:-1] == mismatch.sizes[:-1]
-        and not isinstance(local.facts.module, nn.modules.conv._ConvNd)
-    )
+    is_convolution = isinstance(local.facts.module, nn.modules.conv._ConvNd)
+    return gives is not None and [sizes[:-1] for sizes in gives[:1]] == [mismatch.sizes[:-1]] and not is_convolution
 
 
 def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
@@ -275,9 +258,8 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
         return [edit for name in names for edit in rebuilt_module(module, facts.path, **dict[str, Any]({name: mismatch.got}))]
     numbers = made[1]
     if not _is_inside(facts) and "batch_first" in numbers:
-        ranks.append(
-            (2, {"batch_first": not numbers["batch_first"]}, f"the batch is {'second' if numbers['batch_first'] else 'first'} here")
-        )
+        first = numbers["batch_first"]
+        ranks.append((2, {"batch_first": not first}, f"the batch is {'second' if first else 'first'} here"))
     if "bidirectional" in numbers:
         ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
     if mismatch is not None:
@@ -286,11 +268,8 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
             kernel = numbers["kernel_size"]
             half = kernel // 2 if isinstance(kernel, int) else tuple(number // 2 for number in kernel or ())
             ranks.append((20, {"padding": half}, "padded to keep the size"))
-    weight = getattr(module, "weight", None)
-    tied = (
-        weight is not None
-        and sum(any(parameter is weight for parameter in part._parameters.values()) for part in facts.modules.values()) > 1
-    )
+    weights = [parameter for part in facts.modules.values() for parameter in part._parameters.values() if parameter is not None]
+    tied = sum(parameter is getattr(module, "weight", None) for parameter in weights) > 1
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
@@ -326,14 +305,6 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         for like in (operand for operand in local.operands if operand is not x and mismatch.wanted in operand.sizes):
             change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
             yield from on_operand(facts, at, change, rank=4, why="the same for every sample", owned=True)
-    yield from _beside_others(local, mismatch)
-    if at and local.by_module and len(x.sizes) == _MATRIX:
-        yield from _lengthened(local, mismatch)
-
-
-def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
-    """What fits an operand to the others of its op: a picture, heads, the user's own parameter, or a table."""
-    facts, x, at = local.facts, mismatch.operand, mismatch.at
     if not local.by_module:
         yield from _pictures(local, mismatch)
         dim = len(x.sizes) + mismatch.dim
@@ -343,6 +314,8 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             yield from on_operand(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
     if not of_inputs(x.made):
         yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
+    if at and local.by_module and len(x.sizes) == _MATRIX:
+        yield from _lengthened(local, mismatch)
 
 
 def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
@@ -368,11 +341,8 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
 def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """Pictures of two sizes: by the convolutions that made them, or else by interpolation."""
     facts, x = local.facts, mismatch.operand
-    others = [
-        operand
-        for operand in local.operands
-        if operand is not x and len(operand.sizes) == len(x.sizes) and operand.sizes[2:] != x.sizes[2:]
-    ]
+    alike = (operand for operand in local.operands if operand is not x and len(operand.sizes) == len(x.sizes))
+    others = [operand for operand in alike if operand.sizes[2:] != x.sizes[2:]]
     if len(x.sizes) not in {4, 5} or not others:
         return
     like = next((operand for operand in others if operand.sizes[mismatch.dim] == mismatch.wanted), others[0])

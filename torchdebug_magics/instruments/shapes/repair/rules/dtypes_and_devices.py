@@ -90,9 +90,8 @@ def _alone(facts: FailureFacts, meant: torch.dtype | None = None) -> Diagnosis |
     for at, operand in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
         to = meant or (torch.int64 if operand.tensor.is_floating_point() else torch.float32)
         if not operand.owned and _runs(facts, at, to):
-            sentence = (
-                f"`{(facts.op or '').strip('_')}` expects {_WORDS_FOR[to]}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
-            )
+            op = (facts.op or "").strip("_")
+            sentence = f"`{op}` expects {_WORDS_FOR[to]}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
             return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), operand)
     return None
 

@@ -94,10 +94,8 @@ def _no_probabilities(facts: FailureFacts) -> Diagnosis | None:
             changes = [(as_written("({0} + 1) / 2"), "pixels from -1 to 1")]
         edits = [edit for change, why in changes for edit in on_operand(facts, at, change, rank=2, why=why)]
         what = "targets" if at else "probabilities"
-        given = f"`{operand.name}`" if operand.name else "what"
-        return Diagnosis(
-            f"`{facts.op}` expects {what} from 0 to 1, gets {given} from {number(low)} to {number(high)}", tuple(edits), operand
-        )
+        sentence = f"`{facts.op}` expects {what} from 0 to 1, gets {named(operand, 'what')} from {number(low)} to {number(high)}"
+        return Diagnosis(sentence, tuple(edits), operand)
     return None
 
 
@@ -141,13 +139,11 @@ def _classes_meant(facts: FailureFacts, scores: Operand, target: Operand) -> lis
     if facts.path and is_loss(facts.module):
         code = f"{as_typed(facts.path)} = nn.CrossEntropyLoss()"
         return [Repair(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
-    return rewritten(
-        facts,
-        lambda call: f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})",
-        lambda _, args, __: nn.functional.cross_entropy(*args[:2]),
-        rank=2,
-        why=why,
-    )
+
+    def write(call: ast.Call) -> str:
+        return f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})"
+
+    return rewritten(facts, write, lambda _, args, __: nn.functional.cross_entropy(*args[:2]), rank=2, why=why)
 
 
 def _one_each(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -182,9 +178,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
     if target.sizes == scores.sizes and not target.tensor.is_floating_point():
         edits = on_operand(facts, 1, method("float"), rank=8, why="probabilities of the classes")
-        return Diagnosis(
-            f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}", tuple(edits), target
-        )
+        sentence = f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}"
+        return Diagnosis(sentence, tuple(edits), target)
     if target.sizes == wanted and target.tensor.dtype is not torch.int64 and target.tensor.dtype is not torch.uint8:
         edits = on_operand(facts, 1, method("long"), rank=2, why="classes are int64")
         return Diagnosis(f"{op} expects int64 classes, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
@@ -196,9 +191,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     if many == 1:
         sentence = f"{op} reads scores of {classes} as one sample, and its target has {shape(target.sizes) or 'one'} classes"
         return Diagnosis(sentence, (), scores)
-    sentence = (
-        f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)} (classes are dimension 1), gets {shape(target.sizes)}"
-    )
+    expects = f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)}"
+    sentence = f"{expects} (classes are dimension 1), gets {shape(target.sizes)}"
     is_output = len(wanted) == len(target.sizes) > 1 and wanted[0] == target.sizes[0]  # as high and wide as the data is what it is to be
     return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), scores if is_output else target)
 
@@ -212,8 +206,7 @@ def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: st
         return edits
     whole = like.sizes[2:]
     change = ValueChange(
-        lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
-        lambda tensor: nn.functional.interpolate(tensor, size=whole, mode="bilinear"),
+        f"F.interpolate({{}}, size={size}, mode='bilinear')".format, as_written(f"F.interpolate({{0}}, size={whole})").apply
     )
     return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
 
@@ -273,11 +266,8 @@ def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: 
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
         edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
-        edits += (
-            on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
-            if target.sizes[1] == scores.sizes[1]
-            else []
-        )
+        is_one_hot = target.sizes[1] == scores.sizes[1]
+        edits += on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row") if is_one_hot else []
     if target.tensor.is_floating_point():
         edits += on_operand(facts, 1, method("long"), rank=20, why="classes are int64")
     return edits
@@ -300,11 +290,7 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
         edits += on_operand(facts, 1, as_written(text), rank=2, why="a number from 0 on for each value")
     lowest = int(kept.min())
     if (wrong == classes and lowest >= 1) or (lowest < 0 and int(kept.max()) - lowest < classes):
-        edits += on_operand(
-            facts,
-            1,
-            as_written(f"{{0}} {'-' if lowest > 0 else '+'} {abs(lowest) if lowest < 0 else 1}"),
-            rank=2 if lowest == 1 and wrong == classes else 12,  # as many classes as scores, numbered from 1 on
-            why="classes starting at 0",
-        )
+        from_zero = as_written("{0} - 1" if lowest > 0 else f"{{0}} + {max(-lowest, 1)}")
+        rank = 2 if lowest == 1 and wrong == classes else 12  # as many classes as scores, numbered from 1 on
+        edits += on_operand(facts, 1, from_zero, rank=rank, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

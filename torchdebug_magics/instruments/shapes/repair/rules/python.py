@@ -131,13 +131,10 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         for rank, (code, sizes) in enumerate(taken.items(), 2)
         for edit in argument_changed(facts, 0, as_written(code), rank=rank, why="only the output" if makers else sizes)
     ]
+    holds = ", ".join(f"`{code[3:].strip(_QUOTES)}` {sizes}" for code, sizes in [*taken.items()][:4])
+    what = f"a {match['kind']}{f', which holds {holds}' if taken else ''}"
     if makers:
         what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
-    else:
-        what = f"a {match['kind']}"
-        what += (
-            f", which holds {', '.join(f'`{code[3:].strip(_QUOTES)}` {sizes}' for code, sizes in [*taken.items()][:4])}" if taken else ""
-        )
     return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(edits))
 
 

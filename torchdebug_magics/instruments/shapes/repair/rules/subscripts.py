@@ -40,17 +40,13 @@ def subscript(facts: FailureFacts) -> Diagnosis | None:
     if floats and "indices" in facts.text:
         ids = facts.operands[floats[0]]
         edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
-        return Diagnosis(
-            f"{text} indexes with {named(ids, 'a tensor')}, which is {short_dtype(ids)}: indices must be integers", tuple(edits), ids
-        )
+        sentence = f"{text} indexes with {named(ids, 'a tensor')}, which is {short_dtype(ids)}: indices must be integers"
+        return Diagnosis(sentence, tuple(edits), ids)
     if "too many indices" in facts.text:
         given = facts.args[1] if len(facts.args) > 1 else ()
         many = sum(item is not None and item is not Ellipsis for item in given) if isinstance(given, tuple) else 1
-        edits = (
-            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
-            if many == len(x.sizes) + 1 and x.is_input
-            else []
-        )
+        batch = on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
+        edits = batch if many == len(x.sizes) + 1 and x.is_input else []
         lost = squeezed(facts, x)
         words, before = (lost.words, lost.edits) if lost is not None else ("", ())
         return Diagnosis(f"{text} indexes {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
@@ -165,11 +161,6 @@ def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] |
     return None
 
 
-def index(facts: FailureFacts) -> Diagnosis | None:
-    """``x.gather(1, picked)`` and its like."""
-    return _op(facts, facts.op) if facts.op in _OPS and facts.operands else None
-
-
 def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     """An index of too few dimensions, the same in those that it lacks, and with one place in the one along which it is looked up."""
     x, ids = facts.operands[0], facts.operands[at]
@@ -198,16 +189,15 @@ def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     return edits[:2]
 
 
-def _op(facts: FailureFacts, op: str) -> Diagnosis | None:
+def index(facts: FailureFacts) -> Diagnosis | None:
+    """``x.gather(1, picked)`` and its like."""
+    op = facts.op
+    if op is None or op not in _OPS or not facts.operands:
+        return None
     x = facts.operands[0]
     at = next((at for at, operand in enumerate(facts.operands) if at and operand.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
-        at = next((at for at in range(1, len(facts.operands))), None)
-        if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
-            return None
-        ids = facts.operands[at]
-        casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{op}` expects an integer index, and {named(ids, 'it')} is {short_dtype(ids)}", tuple(casts), ids)
+        return None
     ids = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
