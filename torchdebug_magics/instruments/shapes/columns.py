@@ -46,11 +46,6 @@ def shapes(sizes: Sequence[Shape], names: Sequence[str] = ()) -> str:
     return listed(texts)
 
 
-def _output(node: Node, _: Whole) -> str | None:
-    row = node.first
-    return row.formula or shapes(row.output_shapes, row.output_names) or None
-
-
 def _kind(node: Node, everything: Whole) -> str | None:
     row = node.first
     return (f"{row.dtype} on {row.device}" if everything.on_several_devices and row.device else row.dtype) or None
@@ -67,13 +62,15 @@ COLUMNS = (
     Column("type", "text", lambda node, _: node.first.type or None),
     Column("call", "count", lambda node, _: node.calls or None),
     Column("input", "text", lambda node, _: node.first.input_formula or shapes(node.first.input_shapes) or None),
-    Column("output", "text", _output),
+    Column("output", "text", lambda node, _: node.first.formula or shapes(node.first.output_shapes, node.first.output_names) or None),
     Column("dtype", "text", _kind),
     Column("params", "count", lambda node, _: node.per_module(node.params) or None),
     Column("own params", "count", lambda node, _: node.per_module(node.own_params) or None),
     Column("trainable", "count", lambda node, _: node.per_module(node.trainable) or None),
     Column("FLOPs", "count", lambda node, _: node.per_call(node.flops) or None),
-    Column("share of FLOPs", "share", lambda node, all_: node.flops / len(node.rows) / all_.flops if node.flops and all_.flops else None),
+    Column(
+        "share of FLOPs", "share", lambda node, total: node.flops / len(node.rows) / total.flops if node.flops and total.flops else None
+    ),
     Column("activations", "bytes", lambda node, _: node.per_call(node.activation_bytes) or None),
     Column("shards", "text", lambda node, _: listed([f"{name} {sharding}" for name, sharding in node.first.shards.items()]) or None),
     Column("note", "prose", _note),

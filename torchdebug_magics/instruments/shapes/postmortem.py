@@ -25,12 +25,11 @@ from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unf
 from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
-from torchdebug_magics.instruments.shapes.forward_table import see, see_call
+from torchdebug_magics.instruments.shapes.forward_table import see, see_call, tabulated
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailedCall, is_loss, module_calls
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.repair.source import site_at, traces
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
-from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import nodes

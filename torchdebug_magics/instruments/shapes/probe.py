@@ -24,9 +24,9 @@ from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shap
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
+from torchdebug_magics.instruments.shapes.forward_table import counted, of_cell
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.report import ShapesReport
-from torchdebug_magics.instruments.shapes.tabulate import counted, of_cell
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic

@@ -19,11 +19,7 @@ _WEIGHTED = ("conv", "linear", "norm", "embedding")
 """What stands in the name of an operation whose further inputs are weights."""
 _NEEDS: dict[str, Format] = {
     "optimizer": "text",
-    "parameters": "bytes",
-    "gradients": "bytes",
-    "optimizer state": "bytes",
-    "activations": "bytes",
-    "sum": "bytes",
+    **dict.fromkeys(("parameters", "gradients", "optimizer state", "activations", "sum"), "bytes"),
     "fits": "text",
     "largest batch": "count",
 }

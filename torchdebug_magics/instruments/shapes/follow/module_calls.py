@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -201,13 +200,11 @@ class PathNames:
 
     def _inside(self, module: int, outer: int) -> str | None:
         """From the module up to whoever holds it, nearest first: mostly one step, two through a list."""
-        todo, seen = deque([(module, "")]), {module}
-        while todo:
-            inner, path = todo.popleft()
+        todo, paths = [module], {module: ""}
+        for inner in todo:
             if inner == outer:
-                return path
-            for holder, name in self._holders.get(inner, ()):
-                if holder not in seen:
-                    seen.add(holder)
-                    todo.append((holder, f"{name}.{path}" if path else name))
-        return None
+                break
+            new = [(holder, name) for holder, name in self._holders.get(inner, ()) if holder not in paths]
+            paths |= {holder: f"{name}.{paths[inner]}".rstrip(".") for holder, name in reversed(new)}
+            todo += dict(new)
+        return paths.get(outer)

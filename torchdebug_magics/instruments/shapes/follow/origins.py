@@ -107,9 +107,8 @@ class Origins(TorchFunctionMode):
             raise
         self._follow(name, number, args, kwargs, out)
         current = self._calls.current
-        self._guard.run(
-            "the look for broadcasts", self.suspects.look, name, args, kwargs, out, current.path if current else None, self.made
-        )
+        path = current.path if current else None
+        self._guard.run("the look for broadcasts", self.suspects.look, name, args, kwargs, out, path, self.made)
         if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
             self.unchecked.add(name.strip("_"))
         return out
@@ -146,19 +145,14 @@ class Origins(TorchFunctionMode):
         for _, tensor in named_tensors(out):
             if inputs is None:
                 inputs = tuple((sizes(operand), self._made.get(operand)) for _, operand in named_tensors((args, kwargs)))
-                plain = tuple(
-                    argument for argument in args if isinstance(argument, (int, float, tuple, list, str)) and not _holds_tensor(argument)
-                )
-            of_model = (
-                current is not None
-                or bool(self.used.intersection(map(id, args)))
-                or any(made is not None and made.of_model for _, made in inputs)
-            )
+                plain = tuple(arg for arg in args if isinstance(arg, (int, float, tuple, list, str)) and not _holds_tensor(arg))
+            takes_model = bool(self.used.intersection(map(id, args))) or any(made is not None and made.of_model for _, made in inputs)
+            of_model = current is not None or takes_model
             where = current.path if current else ""
             self._made[tensor] = Made(name, where, number, inputs, sizes(tensor), plain, _line(self._below), of_model)
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
-        operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
+        operands = (*named_tensors(args), *named_tensors(kwargs))
         current = self._calls.current
         made = tuple(self._made.get(tensor) for _, tensor in operands)
         paths = self._calls.owned()

@@ -34,9 +34,7 @@ SMALL = 1 << 20
 """Elements up to which an input is changed on real tensors, so that its numbers are known."""
 _LARGEST = 2048
 _ALONG: dict[int, tuple[type[torch.nn.Module], ...]] = {
-    1: (torch.nn.Conv1d, torch.nn.ConvTranspose1d, torch.nn.MaxPool1d, torch.nn.AvgPool1d),
-    2: (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.MaxPool2d, torch.nn.AvgPool2d),
-    3: (torch.nn.Conv3d, torch.nn.ConvTranspose3d, torch.nn.MaxPool3d, torch.nn.AvgPool3d),
+    many: tuple(getattr(torch.nn, f"{kind}{many}d") for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool")) for many in (1, 2, 3)
 }
 """What makes the last dimensions of an input its height and width."""
 _MOST = 14
@@ -98,9 +96,8 @@ class Trials:
     def _is_quick(self, run: Forward) -> bool:
         """Whether it may be run on real tensors; never one that would wait for other ranks."""
         parameters = list(self.model.parameters())
-        return (
-            run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
-        )
+        is_whole = ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
+        return is_whole and run.flops <= _QUICK_FLOPS
 
     def _with(self, edits: Sequence[Repair], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs

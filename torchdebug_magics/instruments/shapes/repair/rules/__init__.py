@@ -9,24 +9,23 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
     dtypes_and_devices,
-    layers,
+    inputs_and_indices,
     losses,
     python,
     sizes,
     subscripts,
     views,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beside
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
 
 __all__ = ["Diagnosis", "diagnosis"]
 _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
-    layers.embedding,
+    subscripts.embedding,
     losses.loss,
     python.tuples,
     python.unpacked,
-    layers.norm,
+    inputs_and_indices.norm,
     sizes.pair,
     dtypes_and_devices.stored,
     dtypes_and_devices.dtype,
@@ -54,7 +53,7 @@ def _diagnosis(facts: FailureFacts) -> Diagnosis:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
         cause = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
         if cause is not None:
-            return beside(facts, cause)
+            return inputs_and_indices.beside(facts, cause)
     return Diagnosis(_own_words(facts))
 
 

@@ -33,7 +33,6 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mi
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created, samples_beside
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import orders, producer_edits, reorder, reordered, there_and_back
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
@@ -64,7 +63,7 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
         yield method("unsqueeze", -1 if dim == many else dim), 3, "a dimension of one"
     for dim, size in enumerate(sizes):
         if size == 1:
-            yield method("squeeze", dim), 2, "without the dimension of size 1"
+            yield method("squeeze", -1 if 0 < dim == many - 1 else dim), 2, "without the dimension of size 1"
     if many > 2:
         yield method("flatten", 1), 3, f"{shape(sizes[1:])} in one dimension"
         yield method("flatten", 2), 6, "one dimension of features"
@@ -72,10 +71,16 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
         yield then(method("transpose", 0, 1), method("flatten", 1)), 7, f"{sizes[0]} of {sizes[2]} side by side"
     kept = slice(None)
     for index, rank in (((*(kept,) * many, None, None), 7), ((kept, None, None, kept), 3), ((kept, None, kept, None), 3)):
-        if many in {1, 2}:
+        if many in {1, 2} and index.count(kept) == many:
             yield placed(index, 2), rank, "the same for every place"
     yield method("unsqueeze", 0), 8, "a batch of 1"
     yield from _moves(many) if moves else ()
+
+
+def laid_out_as(x: Operand, wanted: Sizes) -> Iterator[tuple[ValueChange, int]]:
+    """(what makes it so, rank) for each layout of an operand that has this shape."""
+    empty = torch.empty(x.sizes, device="meta")
+    return ((change, rank) for change, rank, _ in layouts(x.sizes) if tuple(change.apply(empty).shape) == wanted)
 
 
 def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
@@ -373,3 +378,30 @@ def other_way(facts: FailureFacts, x: Operand) -> list[Repair]:
         return []
     why = "a state for one direction" if module.bidirectional else "a state for each direction"
     return rebuilt_module(module, step.module, bidirectional=not module.bidirectional, rank=6, why=why)
+
+
+def as_large(facts: FailureFacts, x: Operand, y: Operand, *, rank: int = 4) -> list[Repair]:
+    """The transposed convolutions that made a picture, whose strides leave several sizes to choose from, so that it is as large as `y`."""
+    lacking = {there - here for here, there in zip(x.sizes[2:], y.sizes[2:], strict=False)}
+    short = lacking.pop() if len(lacking) == 1 and len(x.sizes) == len(y.sizes) else 0  # the same in each dimension
+    edits: list[Repair] = []
+    for step in steps(x.made):
+        module = facts.modules.get(step.module)
+        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
+            continue
+        stride, padding = module.stride[0], module.output_padding[0]
+        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
+            return []
+        more = short % stride
+        short //= stride  # what is lacking behind it, and not made by it, lacked before it
+        why = f"leaves {shape(y.sizes[2:])}"
+        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
+    return [functools.reduce(together, edits)] if edits and not short else []
+
+
+def interpolated(name: str, sizes: tuple[int, ...]) -> ValueChange:
+    """A change to the height and width of another tensor, which the code calls `name`."""
+    return ValueChange(
+        lambda x: f"F.interpolate({x}, size={f'{name}.shape[2:]' if name else sizes[2:]})",
+        lambda tensor: nn.functional.interpolate(tensor, size=sizes[2:]),
+    )

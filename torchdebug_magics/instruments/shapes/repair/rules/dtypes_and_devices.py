@@ -15,15 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnos
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.probing.safety import quiet
 
-_CASTS = {
-    torch.float32: "float",
-    torch.float16: "half",
-    torch.float64: "double",
-    torch.bfloat16: "bfloat16",
-    torch.int64: "long",
-    torch.bool: "bool",
-    torch.int32: "int",
-}
+_CASTS = {getattr(torch, name): name for name in ("float", "half", "double", "bfloat16", "long", "bool", "int")}
 _WORDS_FOR = {torch.int64: "an integer", torch.float32: "floating point", torch.bool: "a mask of bool"}
 _MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
 _WORDS = re.compile(

@@ -14,14 +14,13 @@ from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, as_written, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import as_large, laid_out_as
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, otherwise, squeezed, words
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     named,
-    orders,
     producer_edits,
     reorder,
     rewritten,
@@ -101,17 +100,9 @@ def _no_probabilities(facts: FailureFacts) -> Diagnosis | None:
 
 def _same_numbers(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """As many numbers on both sides, but for the dimensions in which they stand."""
-    edits: list[Repair] = []
-    for at, (x, y) in enumerate(((scores, target), (target, scores))):
-        for dim in reversed(range(len(x.sizes))):
-            if x.sizes[dim] == 1 and (*x.sizes[:dim], *x.sizes[dim + 1 :]) == y.sizes:
-                shown = -1 if dim == len(x.sizes) - 1 else dim
-                edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
-                edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
-    if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
-        edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
-        edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
-    return edits
+    changes = [(0, change, rank) for change, rank in laid_out_as(scores, target.sizes)]
+    changes += [(1, change, rank) for change, rank in laid_out_as(target, scores.sizes)]
+    return [edit for at, change, rank in changes for edit in _cast_too(facts, at, change, rank=rank)]
 
 
 def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
@@ -122,9 +113,6 @@ def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Re
         edits += resized_output(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
-        if sorted(scores.sizes) == sorted(target.sizes):
-            order = next((order for order in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in order) == scores.sizes), None)
-            edits += on_operand(facts, 1, reorder(order), rank=6) if order is not None else []
     return edits
 
 
@@ -253,9 +241,8 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
 def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     edits = last_step(facts, scores, (*target.sizes, scores.sizes[-1]))
     edits += other[1] if (other := otherwise(target, wanted.__eq__)) is not None else ()
-    for dim, size in enumerate(target.sizes):
-        if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
-            edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
+    for change, rank in laid_out_as(target, wanted):
+        edits += on_operand(facts, 1, change, rank=rank)
     many = len(scores.sizes)
     if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
