@@ -15,12 +15,11 @@ from torch.nn.parameter import is_lazy
 from torchdebug_magics.errors import TorchDebugError, error_line, refuse
 from torchdebug_magics.format import listed
 from torchdebug_magics.instrument import Examined
-from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.explain import explained
 from torchdebug_magics.instruments.shapes.follow.forward import forward, is_limit_of_fakes, real_error
 from torchdebug_magics.instruments.shapes.follow.parameters import NOTHING, Owned, Parameters, packed_weights
 from torchdebug_magics.instruments.shapes.follow.seen import Forward, Seen
-from torchdebug_magics.instruments.shapes.outline import paths_above
+from torchdebug_magics.instruments.shapes.outline import layout, paths_above
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, caller_of
 from torchdebug_magics.instruments.shapes.report import Layout, Mode, Need, Row, ShapesReport
 from torchdebug_magics.machine.gpus import Gpus
@@ -59,9 +58,8 @@ def examine_model(
     Further options are those of `layout`. Raises `TorchDebugError` where the first value is no module. A forward that fails does not
     raise: see ``report.failure``.
     """
-    if not isinstance(model, torch.nn.Module):
-        msg = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shapes model input`"
-        raise TorchDebugError(msg)
+    wrong = f"the first argument must be a torch.nn.Module, not {type(model).__name__}: write `%shapes model input`"
+    refuse(not isinstance(model, torch.nn.Module), wrong)
     shown = layout(**options)
     if not args and not keywords:
         return Examined(params_only(_inner(model), shown))

@@ -22,10 +22,10 @@ from torchdebug_magics.instruments.shapes.cell_error.meant_values import RERUN, 
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, expression_of, lines_to, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
-from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
 from torchdebug_magics.instruments.shapes.forward_table import see, see_call, tabulated
+from torchdebug_magics.instruments.shapes.outline import layout as layout_of
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailedCall, is_loss, module_calls
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
 from torchdebug_magics.instruments.shapes.repair.source import site_at, traces
@@ -93,8 +93,7 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     again, first = raised_at(seen.run.error), raised_at(error)
     if again is None or first is None or (again.file, again.line) != (first.file, first.line):
         return None
-    report = _of_lines(seen, error, layout)
-    return report if report.failure is None else replace(report, failure=replace(report.failure, module=None))
+    return _of_lines(seen, error, layout)
 
 
 def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
@@ -113,7 +112,7 @@ def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     fixes = report.failure.fixes
     if op in ALWAYS_THROUGH:
         fixes = tuple(replace(fix, verified=False) for fix in fixes[:2])
-    return replace(report, failure=replace(report.failure, module=None, op=op, fixes=fixes))
+    return replace(report, failure=replace(report.failure, op=op, fixes=fixes))
 
 
 def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
@@ -121,7 +120,8 @@ def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     seen.notes.append("read from the error of the previous cell; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
-    return replace(report, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
+    failure = None if report.failure is None else replace(report.failure, module=None)
+    return replace(report, failure=failure, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
 
 
 def _is_of_compiler(error: BaseException) -> bool:

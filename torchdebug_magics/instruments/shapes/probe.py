@@ -19,12 +19,12 @@ from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
 from torchdebug_magics.instruments.shapes.forward_table import counted, of_cell
+from torchdebug_magics.instruments.shapes.outline import layout
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.report import ShapesReport
 from torchdebug_magics.probing.compiler import CompiledCalls
@@ -161,9 +161,8 @@ class ShapesProbe:
         if seen is None:
             return id(module) not in self._parts
         sizes = shapes(args)
-        known = sizes in seen
         seen[sizes] = seen.get(sizes, 0) + 1
-        return not known and len(seen) <= _VARIANTS
+        return seen[sizes] == 1 and len(seen) <= _VARIANTS
 
     def _begin(self, module: torch.nn.Module, args: Any) -> None:
         if id(module) not in self._seen:

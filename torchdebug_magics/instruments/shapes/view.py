@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from torchdebug_magics.format import Format, byte_size, capitalised, count, listed, plural
 from torchdebug_magics.html.page import Bars, Block, Cell, Code, Facts, Fold, Measure, Note, Page, Place, Table
-from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
-from torchdebug_magics.instruments.shapes.outline import Node, outline, walk
+from torchdebug_magics.instruments.shapes.outline import COLUMNS, Node, chosen, common_kind, full_name, outline, shapes, walk, whole
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
 
 _SHOWN_FIXES = 2

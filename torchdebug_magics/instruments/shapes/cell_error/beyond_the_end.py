@@ -111,8 +111,11 @@ class _Reader:
             match statement:
                 case ast.Assign([ast.Name(name)], made) if is_behind and name != variable and (number := _number(made, names)) is not None:
                     names[name] = number
-            for node in nodes(ast.Subscript, statement):
-                reads += self._read(node, {**names, **_largest(statement, names)})
+            # The variables of comprehensions over numbers, each as the largest of them.
+            loops = [loop for loop in nodes(ast.comprehension, statement) if isinstance(loop.target, ast.Name)]
+            largest = {ast.unparse(loop.target): _most(value_named(loop.iter, names)) for loop in loops}
+            known = {name: most for name, most in largest.items() if most is not None} | names
+            reads += [read for node in nodes(ast.Subscript, statement) for read in self._read(node, known)]
         return [read for read in reads if variable or ((read.first < read.items_count if read.is_slice else True) and read.beyond > 0)]
 
     def _read(self, node: ast.Subscript, names: dict[str, Any]) -> Iterator[_Read]:
@@ -323,13 +326,6 @@ def _count(container: Any, dim: int) -> int | None:
     length = None if isinstance(container, Mapping) else getattr(type(container), "__len__", None)
     is_known = length is not None and not (isinstance(length, FunctionType) and is_user_code(length.__code__))
     return len(container) if is_known and not dim else None
-
-
-def _largest(statement: ast.stmt, names: dict[str, Any]) -> dict[str, int]:
-    """The variables of its comprehensions over numbers, each as the largest of them."""
-    loops = [loop for loop in nodes(ast.comprehension, statement) if isinstance(loop.target, ast.Name)]
-    known = {ast.unparse(loop.target): _most(value_named(loop.iter, names)) for loop in loops}
-    return {name: most for name, most in known.items() if most is not None and name not in names}
 
 
 def _most(value: Any) -> int | None:

@@ -36,13 +36,11 @@ from torchdebug_magics.probing.source.user_code import is_user_code
 
 _PLAIN = frozenset(["abs", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min", "range", "sum", "tuple"])
 _OF_DICTS = frozenset(["get", "items", "keys", "values"])
-_CHANGES = frozenset(
-    [
-        *("train", "eval", "to", "cuda", "cpu", "float", "half", "double", "bfloat16", "zero_grad", "load_state_dict", "compile", "apply"),
-        *("backward", "step", "register_hook", "retain_grad", "numpy", "tolist", "register_forward_hook", "append", "extend", "insert"),
-        *("pop", "remove", "clear", "update", "write", "send", "put", "save", "load", "log", "add_scalar", "manual_seed", "seed", "print"),
-    ]
-)
+_CHANGES = {
+    *("train", "eval", "to", "cuda", "cpu", "float", "half", "double", "bfloat16", "zero_grad", "load_state_dict", "compile", "apply"),
+    *("backward", "step", "register_hook", "retain_grad", "numpy", "tolist", "register_forward_hook", "append", "extend", "insert"),
+    *("pop", "remove", "clear", "update", "write", "send", "put", "save", "load", "log", "add_scalar", "manual_seed", "seed", "print"),
+}
 """Names of functions and methods that leave something behind, or need data."""
 _OF_TENSORS = _CHANGES - {"to", "cuda", "cpu", "float", "half", "double", "bfloat16"}
 _STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_", "IMPORT_NAME", "YIELD_VALUE")
@@ -183,16 +181,16 @@ def _asks_an_object(node: ast.AST, names: Mapping[str, Any]) -> bool:
     """Whether an item, an attribute or a loop runs code of an object's own: ``dataset[3]``, ``for sample in dataset``, a property."""
     if isinstance(node, ast.Attribute):
         value = value_named(node, names)
-        return isinstance(value, property) and value.fget is not None and is_user_code(getattr(value.fget, "__code__", _NO_CODE))
+        return isinstance(value, property) and _is_of_user(value.fget)
     container = node.value if isinstance(node, ast.Subscript) else node.iter if isinstance(node, ast.comprehension) else None
     value = value_named(container, names) if container is not None else UNKNOWN
-    return value is not UNKNOWN and any(
-        is_user_code(getattr(inspect.getattr_static(type(value), name, None), "__code__", _NO_CODE)) for name in ("__getitem__", "__iter__")
-    )
+    methods = [inspect.getattr_static(type(value), name, None) for name in ("__getitem__", "__iter__")]
+    return value is not UNKNOWN and any(map(_is_of_user, methods))
 
 
-_NO_CODE = dis.get_instructions.__code__
-"""The code of a function that is not the user's."""
+def _is_of_user(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return isinstance(code, CodeType) and is_user_code(code)
 
 
 def _may_call(func: ast.expr, names: Mapping[str, Any], parts: dict[str, torch.nn.Module]) -> bool:
@@ -230,9 +228,7 @@ def _is_torchs(called: Any) -> bool:
 
 def _is_quiet_function(called: Any, depth: int = 0) -> bool:
     function = called.__func__ if isinstance(called, MethodType) else called
-    return (
-        isinstance(function, FunctionType) and is_user_code(function.__code__) and is_quiet(function.__code__, function.__globals__, depth)
-    )
+    return _is_of_user(function) and is_quiet(function.__code__, getattr(function, "__globals__", {}), depth)
 
 
 def is_quiet(code: CodeType, names: Mapping[str, Any], depth: int = 0) -> bool:
@@ -241,25 +237,15 @@ def is_quiet(code: CodeType, names: Mapping[str, Any], depth: int = 0) -> bool:
         return False
     if any(instruction.opname.startswith(_STORES) for instruction in dis.get_instructions(code)):
         return False
-    functions = (names.get(name) for name in code.co_names)
-    return all(
-        _is_quiet_function(function, depth + 1)
-        for function in functions
-        if isinstance(function, FunctionType) and is_user_code(function.__code__)
-    )
+    functions = [function for name in code.co_names if isinstance(function := names.get(name), FunctionType)]
+    return all(_is_quiet_function(function, depth + 1) for function in functions if _is_of_user(function))
 
 
 def _module_in(func: ast.expr, names: Mapping[str, Any]) -> tuple[str, torch.nn.Module] | None:
     """The outermost module in ``model``, ``self.net.encode``, with what the user writes for it."""
-    chain: list[ast.expr] = [func]
-    while isinstance(chain[-1], ast.Attribute):
-        chain.append(chain[-1].value)
-    if not isinstance(chain[-1], ast.Name):
-        return None
-    for node in reversed(chain):
-        if isinstance(module := value_named(node, names), torch.nn.Module):
-            return ast.unparse(node), module
-    return None
+    inner = _module_in(func.value, names) if isinstance(func, ast.Attribute) else None
+    module = value_named(func, names)
+    return inner or ((ast.unparse(func), module) if isinstance(module, torch.nn.Module) else None)
 
 
 def value_named(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -104,17 +104,13 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
         for names in itertools.combinations(numbers, many):
             for values in itertools.product(sizes, repeat=many):
                 changes = dict(zip(names, values, strict=True))
-                if _has_sizes(kind, {**made_with, **changes}, wanted):
+                new = made_on_meta(kind, {**made_with, **changes})
+                tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
+                if new is not None and {name: tuple(tensor.shape) for name, tensor in tensors} == wanted:
                     edits = rebuilt_module(module, path, **dict[str, Any](changes))
                     pairs = [(made_with[name], value) for name, value in changes.items()]
                     return (edits[0].code, pairs) if edits else None
     return None
-
-
-def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
-    new = made_on_meta(kind, made_with)
-    tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
-    return new is not None and {name: tuple(tensor.shape) for name, tensor in tensors} == wanted
 
 
 def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:

@@ -87,8 +87,7 @@ class Calls:
 
     def path_of(self, module: torch.nn.Module) -> str:
         """The name of a module; of several, the one inside the call that runs."""
-        outer = self.current
-        return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
+        return self._names.path(module, self.current)
 
     def enter(self, module: torch.nn.Module, args: Any) -> None:
         """A call begins."""
@@ -189,14 +188,14 @@ class PathNames:
                     if child is not None:
                         self._holders.setdefault(id(unwrapped(child)), []).append((id(module), name))
 
-    def path(self, module: torch.nn.Module, outer: torch.nn.Module | None, outer_path: str) -> str:
-        """The path of a module inside `outer`, the call that runs; its first one where `outer` does not hold it."""
+    def path(self, module: torch.nn.Module, outer: Running | None) -> str:
+        """The path of a module inside `outer`, the call that runs; its first one where that does not hold it."""
         if outer is None:
             return self._first.get(id(module), "")
-        inside = self._inside(id(module), id(outer))
+        inside = self._inside(id(module), id(outer.module))
         if inside is None:
-            return self._first.get(id(module)) or f"{outer_path}.{type(module).__name__}".lstrip(".")
-        return f"{outer_path}.{inside}".lstrip(".") if inside else outer_path
+            return self._first.get(id(module)) or f"{outer.path}.{type(module).__name__}".lstrip(".")
+        return f"{outer.path}.{inside}".strip(".")
 
     def _inside(self, module: int, outer: int) -> str | None:
         """From the module up to whoever holds it, nearest first: mostly one step, two through a list."""

@@ -19,28 +19,22 @@ from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 
-_QUESTIONS = frozenset(
-    [
-        *("dim", "size", "numel", "stride", "is_floating_point", "is_complex", "element_size", "storage_offset", "is_contiguous"),
-        *("__len__", "__repr__", "get_device"),
-    ]
-)
+_QUESTIONS = {
+    *("dim", "size", "numel", "stride", "is_floating_point", "is_complex", "element_size", "storage_offset", "is_contiguous"),
+    *("__len__", "__repr__", "get_device"),
+}
 _MOST_OUTSIDE = 1000
 """Functions that are followed outside every module: a cell may go on for long without a backward pass."""
-_BY_VALUE = frozenset(
-    [
-        *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
-        *("cholesky", "linalg_cholesky", "linalg_inv", "inverse", "linalg_solve"),
-    ]
-)
+_BY_VALUE = {
+    *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
+    *("cholesky", "linalg_cholesky", "linalg_inv", "inverse", "linalg_solve"),
+}
 """Refuse values of any dtype, or look at them in ways that are not followed beside the fakes."""
-_BY_INDEX = frozenset(
-    [
-        *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
-        *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy", "index_copy_"),
-        *("cross_entropy", "nll_loss", "nll_loss_nd"),
-    ]
-)
+_BY_INDEX = {
+    *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
+    *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy", "index_copy_"),
+    *("cross_entropy", "nll_loss", "nll_loss_nd"),
+}
 _INDICES = frozenset([torch.int64, torch.int32])
 
 

@@ -31,12 +31,10 @@ _INDEXED: dict[str, tuple[int, int | None, int]] = {
 _BY_TENSORS = frozenset(["index", "index_put", "index_put_"])
 _LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward"])
 _LOOKS_UP = frozenset([*_INDEXED, *_BY_TENSORS, *_LOSSES, "take", "masked_scatter", "masked_scatter_"])
-_MOVES = frozenset(
-    [
-        *("cat", "stack", "clone", "copy", "_to_copy", "repeat", "where", "masked_fill", "fill"),
-        *("zeros_like", "ones_like", "full_like", "empty_like", "new_empty", "new_zeros", "eq", "ne", "_local_scalar_dense", "arange"),
-    ]
-)
+_MOVES = {
+    *("cat", "stack", "clone", "copy", "_to_copy", "repeat", "where", "masked_fill", "fill"),
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_empty", "new_zeros", "eq", "ne", "_local_scalar_dense", "arange"),
+}
 """Ops that take any dtype, and may make much of little."""
 _OF_DTYPES = r"type|not implemented for|support|must be long"
 """What torch says where it refuses dtypes, whatever the sizes are."""

@@ -35,23 +35,19 @@ History: TypeAlias = Callable[[torch.Tensor], Made | None]
 _VIEWS = frozenset(["view", "reshape"])
 _HANDS_ON = ("nn/functional.py", "torch/overrides.py", "nn/modules/loss.py", "nn/modules/module.py")
 """Torch's own code between the user's line and a loss."""
-PAIRED_LOSSES = frozenset(
-    [
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
-        *("soft_margin_loss", "poisson_nll_loss"),
-    ]
-)
+PAIRED_LOSSES = {
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+    *("soft_margin_loss", "poisson_nll_loss"),
+}
 """Losses of each number of the input with the same one of the target."""
 DIFFERENCES = frozenset(["sub", "__sub__", "__rsub__", "rsub", "eq", "__eq__", "ne", "__ne__", "dist", "isclose", "allclose"])
 REDUCES = frozenset(["mean", "sum", "nanmean", "nansum"])
 """To one number: of each with each, that is the product of two such numbers, or their sum, and nobody writes it so."""
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
-_MEANT = frozenset(
-    [
-        *("unsqueeze", "view", "reshape", "view_as", "reshape_as", "unflatten", "expand", "expand_as", "repeat", "transpose", "t"),
-        *("permute", "T", "mT", "swapaxes", "swapdims", "movedim", "broadcast_to"),
-    ]
-)
+_MEANT = {
+    *("unsqueeze", "view", "reshape", "view_as", "reshape_as", "unflatten", "expand", "expand_as", "repeat", "transpose", "t"),
+    *("permute", "T", "mT", "swapaxes", "swapdims", "movedim", "broadcast_to"),
+}
 """Whoever gave a tensor its dimensions by one of these had them in mind."""
 _GONE: Any = object()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
@@ -166,12 +167,10 @@ def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Re
 
 def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments with their tensor at this place changed."""
-    count = -1
+    places = itertools.count()
 
     def changed(tensor: torch.Tensor) -> Any:
-        nonlocal count
-        count += 1
-        return change(tensor) if count == at else tensor
+        return change(tensor) if next(places) == at else tensor
 
     return rebuilt(args, changed), rebuilt(kwargs, changed)
 

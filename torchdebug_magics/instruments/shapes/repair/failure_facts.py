@@ -197,10 +197,9 @@ def is_loss(module: torch.nn.Module | None) -> bool:
 def _operands(failed: Failed, site: EditSite | None, names: Mapping[int, str], below: list[FailedCall]) -> tuple[Operand, ...]:
     operands = []
     for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
-        owned = at in failed.owned
         one_each = not below or not at or is_loss(below[0].module)  # the arguments of the module are those of the op
-        name = place if owned else _named(tensor, at, site, names, direct=len(below) <= 1 and one_each)
-        operands.append(Operand(tensor, name, owned, made))
+        name = place if at in failed.owned else _named(tensor, at, site, names, direct=len(below) <= 1 and one_each)
+        operands.append(Operand(tensor, name, at in failed.owned, made))
     return tuple(operands)
 
 

@@ -58,11 +58,9 @@ class LocalCall:
     """The op that failed; or the module of torch's, where one of these failed, as its arguments are what the user wrote."""
 
     def __init__(self, facts: FailureFacts) -> None:
-        whole = facts.calls_module and not is_loss(facts.module)
+        whole = facts.calls_module and not is_loss(facts.module) and facts.call is not None and facts.call.module is facts.module
         self._device = "meta"
-        self._module = (
-            _without_data(facts.module, "meta") if whole and facts.call is not None and facts.call.module is facts.module else None
-        )
+        self._module = _without_data(facts.module, "meta") if whole else None
         self.facts = replace(facts, operands=facts.given) if self._module is not None else facts
         """The same failure, with those operands that are asked for."""
         self.operands = self.facts.operands

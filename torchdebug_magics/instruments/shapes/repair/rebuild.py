@@ -110,7 +110,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
         return []
     wrapper, made = _wrapper(module), typed(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
-    return [Repair(code, why, rank, modules={path or "": _maker(kind, new)})]
+    return [Repair(code, why, rank, modules={path or "": functools.partial(_made_anew, kind, new)})]
 
 
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
@@ -207,9 +207,9 @@ def made_like(kind: type[nn.Module], given: Mapping[str, Any], old: nn.Module) -
     return kind(**given).to(place).train(old.training)
 
 
-def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
+def _on_meta(kind: Any, **given: Any) -> nn.Module:
     with torch.device("meta"):
-        made: nn.Module = kind(*args, **kwargs)
+        made: nn.Module = kind(**given)
     return made
 
 
@@ -224,15 +224,10 @@ def _needed(kind: type[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name, parameter in parameters if name in given and given[name] != parameter.default}
 
 
-def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
-    def made(old: nn.Module) -> nn.Module:
-        like = next(old.parameters(), None)
-        module = _on_meta(kind, **_needed(kind, new))
-        if like is not None and like.is_floating_point():
-            module = module.to(like.dtype)
-        return module.train(old.training)
-
-    return made
+def _made_anew(kind: type[nn.Module], new: Mapping[str, Any], old: nn.Module) -> nn.Module:
+    module, like = _on_meta(kind, **_needed(kind, new)), next(old.parameters(), None)
+    is_floating = like is not None and like.is_floating_point()
+    return (module.to(like.dtype) if like is not None and is_floating else module).train(old.training)
 
 
 def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:

@@ -60,12 +60,8 @@ class EditSite:
         for node in (*nodes[at : at + 1], *nodes):  # the same tensor may have two names
             if isinstance(node, ast.Name) and self.names.get(node.id) is tensor:
                 return node
-        if not direct or at >= len(nodes):
-            return None
-        node = nodes[at]
-        if isinstance(node, ast.Name) and isinstance(self.names.get(node.id), torch.Tensor):
-            return None  # it holds another tensor
-        return None if isinstance(node, ast.Name) and node.id in self.names else node
+        operand = nodes[at] if direct and at < len(nodes) else None
+        return None if isinstance(operand, ast.Name) and operand.id in self.names else operand  # else it holds another tensor
 
     def changed(self, node: ast.expr, text: Callable[[str], str]) -> str:
         """The expression with one operand changed."""

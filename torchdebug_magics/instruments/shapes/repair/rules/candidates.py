@@ -254,7 +254,7 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     """The failing module, made with other arguments, as it takes its operands then."""
     facts, module = local.facts, local.facts.module
     made = arguments(module) if module is not None else None
-    if module is None or (made is None and not mismatch):
+    if module is None or (made is None and mismatch is None):
         return []
     ranks: list[tuple[int, dict[str, Any], str]] = []
     if made is None:

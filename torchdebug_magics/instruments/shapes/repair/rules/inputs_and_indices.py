@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, mad
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
-from torchdebug_magics.probing.source.syntax import copied, enclosing, expression, nodes, tree_of
+from torchdebug_magics.probing.source.syntax import copied, enclosing, expression, method, nodes, tree_of
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
@@ -40,9 +40,7 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
         return []
     site = site_at(*step.line)
     call = site.expression
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
-        return []
-    if len(_elements(call)) != len(wanted):
+    if not isinstance(call, ast.Call) or method(call) != step.op or len(_elements(call)) != len(wanted):
         return []
     new = copied(call)
     parts = _elements(new)

@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -247,7 +246,7 @@ def _along(local: LocalCall) -> Iterator[Repair]:
     facts, many = local.facts, len(local.operands[0].sizes)
     for dim in reversed(range(many)):
         place = -1 if dim == many - 1 and facts.op != "stack" else dim
-        run = functools.partial(_joined, place)
+        run = functools.partial(lambda dim, _, args, __: torch.cat(args[0], dim=dim), place)
         if local.gives(module=lambda *args, run=run, **_: run(None, args, {})) is None:
             continue
         call = facts.written_call
@@ -255,10 +254,6 @@ def _along(local: LocalCall) -> Iterator[Repair]:
         code = f"{func}({ast.unparse(call.args[0])}, dim={place})" if call is not None and call.args else ""
         why = "joined along the dimension in which they differ" if facts.op == "stack" else ""
         yield from rewritten(facts, lambda _, code=code: code, run, rank=8 if facts.op == "stack" else 3, why=why)  # type: ignore[misc]
-
-
-def _joined(dim: int, _: Any, args: Any, __: Any) -> Any:
-    return torch.cat(args[0], dim=dim)
 
 
 def scalars(facts: FailureFacts) -> Diagnosis | None:

@@ -32,13 +32,11 @@ from torchdebug_magics.instruments.shapes.repair.size_history import came_from, 
 from torchdebug_magics.probing.source.syntax import as_atom
 
 _ROUNDS = frozenset(["floor", "round", "ceil", "trunc", "long", "int", "to"])
-_OPS = frozenset(
-    [
-        *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_select"),
-        *("index_add", "index_add_", "take_along_dim", "index_copy", "index_copy_", "index_fill", "select", "narrow", "index_put"),
-        *("index_put_", "take"),
-    ]
-)
+_OPS = {
+    *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_select"),
+    *("index_add", "index_add_", "take_along_dim", "index_copy", "index_copy_", "index_fill", "select", "narrow", "index_put"),
+    *("index_put_", "take"),
+}
 
 
 def subscript(facts: FailureFacts) -> Diagnosis | None:
@@ -162,16 +160,11 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
-    named_dims = sum(entry is not None and entry is not Ellipsis for entry in given)
-    dim = 0
-    for item in given:
-        if item is Ellipsis:
-            dim += len(sizes) - named_dims
-        elif item is not None:
-            if type(item) is int and dim < len(sizes) and not -sizes[dim] <= item < sizes[dim]:
-                return dim, item
-            dim += 1
-    return None
+    items = [item for item in given if item is not None]
+    rest = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
+    placed_at = [*enumerate(items[:rest]), *enumerate(items[rest + 1 :], len(sizes) - len(items[rest + 1 :]))]
+    wrong = ((at, item) for at, item in placed_at if type(item) is int and at < len(sizes) and not -sizes[at] <= item < sizes[at])
+    return next(wrong, None)
 
 
 def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
@@ -248,10 +241,8 @@ def embedding(facts: FailureFacts) -> Diagnosis | None:
         return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
     values, rows = facts.values(ids.tensor), table.sizes[0]
     wrong = beyond(values, rows)
-    return None if values is None or wrong is None else _beyond_table(facts, ids, values, rows, wrong)
-
-
-def _beyond_table(facts: FailureFacts, ids: Operand, values: torch.Tensor, rows: int, wrong: int) -> Diagnosis:
+    if values is None or wrong is None:
+        return None
     low, high = int(values.min()), int(values.max())
     place = [int(index) for index in (values == wrong).nonzero()[0]]
     where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""

@@ -15,7 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import assignments
-from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, expression, names_in, nodes
 
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
@@ -65,8 +65,7 @@ def _remainder(facts: FailureFacts, x: Operand) -> str:
     call, site = facts.written_call, facts.site
     if call is None or site is None:
         return ""
-    names = {node.id for node in nodes(ast.Name, *call.args)}
-    before = [assignment.value for name in names for assignment in assignments(site, name)[:1]]
+    before = [assignment.value for name in names_in(*call.args) for assignment in assignments(site, name)[:1]]
     for part in nodes(ast.BinOp, *call.args, *before):
         ends: list[Any] = [
             side.value if isinstance(side, ast.Constant) else value_named(side, site.names) for side in (part.left, part.right)
