@@ -7,6 +7,7 @@ has none. And a whole number is a float after a division: as `/` does even of tw
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
@@ -242,11 +243,8 @@ def _is_there(node: ast.expr, op: ast.cmpop) -> ast.Compare:
     return ast.Compare(node, [op], [ast.Constant(None)])
 
 
-def _joined(values: list[Any], op: ast.operator) -> ast.expr:
-    joined: ast.expr = values[0]
-    for each in values[1:]:
-        joined = ast.BinOp(joined, op, each)
-    return joined
+def _joined(values: Iterable[ast.expr], op: ast.operator) -> ast.expr:
+    return functools.reduce(lambda joined, each: ast.BinOp(joined, op, each), values)
 
 
 def _is_array(value: Any) -> bool:

@@ -192,10 +192,10 @@ def _with_part(code: str, part: str, new: str) -> str:
 
 def _of_caller(code: str, caller: Caller | None) -> str:
     """The user's name for the model in the place of ours, which stands where it is a list of modules, or one alone."""
-    call = caller.site.expression if caller is not None else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
-        return code
-    return OUR_NAME.sub(ast.unparse(call.func), code)
+    match caller.site.expression if caller is not None else None:
+        case ast.Call(ast.Name() | ast.Attribute() as model):
+            return OUR_NAME.sub(ast.unparse(model), code)
+    return code
 
 
 def _at_call(edit: Repair, caller: Caller | None) -> str:

@@ -74,11 +74,8 @@ class EditSite:
 
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""
-        statement = self.statement
-        if isinstance(statement, ast.Return):
-            return True
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        targets = self.statement.targets if isinstance(self.statement, ast.Assign) else []
+        return isinstance(self.statement, ast.Return) or name in map(dotted, targets)
 
     def _operands(self) -> list[ast.expr]:
         node = self.expression

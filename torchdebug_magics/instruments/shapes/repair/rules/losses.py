@@ -252,9 +252,8 @@ def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: 
         edits += resized_output(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
         edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
-    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
-        is_one_hot = target.sizes[1] == scores.sizes[1]
-        edits += on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row") if is_one_hot else []
+    if many == 2 and target.sizes == scores.sizes:
+        edits += on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
     if target.tensor.is_floating_point():
         edits += on_operand(facts, 1, method("long"), rank=20, why="classes are int64")
     return edits

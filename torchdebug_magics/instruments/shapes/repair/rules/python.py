@@ -52,11 +52,10 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _owner_of_shape(value: ast.expr) -> ast.expr | None:
-    if isinstance(value, ast.Subscript):
-        value = value.value
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "size" and not value.args:
-        return value.func.value
-    return value.value if isinstance(value, ast.Attribute) and value.attr == "shape" else None
+    match value.value if isinstance(value, ast.Subscript) else value:
+        case ast.Call(ast.Attribute(owner, "size"), []) | ast.Attribute(owner, "shape"):
+            return owner
+    return None
 
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
