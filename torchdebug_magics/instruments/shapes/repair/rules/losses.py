@@ -193,9 +193,8 @@ def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: st
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
         return edits
     whole = like.sizes[2:]
-    change = ValueChange(
-        f"F.interpolate({{}}, size={size}, mode='bilinear')".format, as_written(f"F.interpolate({{0}}, size={whole})").apply
-    )
+    form = "F.interpolate({{0}}, size={}, mode='bilinear')"
+    change = ValueChange(form.format(size).format, as_written(form.format(whole)).apply)
     return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
 
 
