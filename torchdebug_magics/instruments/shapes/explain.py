@@ -15,6 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.fix_search import fixes
 from torchdebug_magics.instruments.shapes.repair.rules import Diagnosis, diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
+from torchdebug_magics.instruments.shapes.repair.source import traces
 from torchdebug_magics.instruments.shapes.repair.trial import Trials, fitting_sizes
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape, Step
 from torchdebug_magics.probing.source.user_code import Owner, locate, location, owner, user_frame
@@ -48,7 +49,9 @@ def diagnosed(facts: FailureFacts, error: BaseException, *, reached: int = 0, tr
         names=tuple(operand.name for operand in facts.operands),
         fixes=_fixes(facts, cause, reached, trials),
     )
-    return replace(failure, module=facts.path, error=f"{type(error).__name__}: {error}", chain=chain(_history(facts, cause)))
+    operands = ([cause.culprit] if cause.culprit is not None else []) + list(facts.operands)
+    made = next((operand.made for operand in operands if operand.made is not None), None)
+    return replace(failure, module=facts.path, error=f"{type(error).__name__}: {error}", chain=chain(made))
 
 
 def refusal(
@@ -118,29 +121,14 @@ def underlined(error: BaseException) -> tuple[int, int] | None:
 
 def innermost(error: BaseException, owners: Sequence[Owner] = ("user", "library")) -> TracebackType | None:
     """The innermost frame in a traceback of the code of the first of these owners that has one there."""
-    places: dict[Owner, TracebackType] = {}
-    trace = error.__traceback__
-    while trace is not None:
-        places[owner(trace.tb_frame.f_code.co_filename)] = trace
-        trace = trace.tb_next
+    places = {owner(trace.tb_frame.f_code.co_filename): trace for trace in traces(error)}
     return next((places[each] for each in owners if each in places), None)
-
-
-def _history(facts: FailureFacts, cause: Diagnosis) -> Made | None:
-    if cause.culprit is not None and cause.culprit.made is not None:
-        return cause.culprit.made
-    return next((operand.made for operand in facts.operands if operand.made is not None), None)
 
 
 def chain(made: Made | None) -> tuple[Step, ...]:
     """The ops that computed a tensor, from the input on."""
+    history = [(step, tuple(sizes for sizes, _ in step.inputs)) for step in steps(made)]
     return tuple(
-        Step(
-            op=step.op,
-            module=step.module,
-            input_shapes=tuple(sizes for sizes, _ in step.inputs),
-            output_shape=step.shape,
-            location=step.location,
-        )
-        for step in reversed(list(steps(made)))
+        Step(op=step.op, module=step.module, input_shapes=given, output_shape=step.shape, location=step.location)
+        for step, given in reversed(history)
     )

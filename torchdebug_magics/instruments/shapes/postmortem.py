@@ -18,23 +18,20 @@ import torch
 from torchdebug_magics.instruments.shapes.cell_error.beyond_the_end import read_beyond_the_end
 from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_samples
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
-from torchdebug_magics.instruments.shapes.cell_error.meant_values import drops_result, meant_value
+from torchdebug_magics.instruments.shapes.cell_error.meant_values import RERUN, drops_result, meant_value, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.missing_names import missing_name
-from torchdebug_magics.instruments.shapes.cell_error.program_slice import expression_of, lines_to
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, expression_of, lines_to, value_named
 from torchdebug_magics.instruments.shapes.cell_error.rebound import rebound_name
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
-from torchdebug_magics.instruments.shapes.cell_error.to_the_end import RERUN, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.unfinished_class import unfinished_class
-from torchdebug_magics.instruments.shapes.columns import layout as layout_of
 from torchdebug_magics.instruments.shapes.explain import place, underlined
 from torchdebug_magics.instruments.shapes.follow.seen import Seen
-from torchdebug_magics.instruments.shapes.forward_table import see, see_call
+from torchdebug_magics.instruments.shapes.forward_table import see, see_call, tabulated
+from torchdebug_magics.instruments.shapes.outline import layout as layout_of
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailedCall, is_loss, module_calls
 from torchdebug_magics.instruments.shapes.repair.fix_search import ALWAYS_THROUGH
-from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.instruments.shapes.repair.source import site_at, traces
 from torchdebug_magics.instruments.shapes.report import Layout, ShapesReport
-from torchdebug_magics.instruments.shapes.tabulate import tabulated
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.call_sites import function_node
 from torchdebug_magics.probing.source.syntax import nodes
@@ -98,8 +95,7 @@ def _led_to(error: Exception, layout: Layout) -> ShapesReport | None:
     again, first = raised_at(seen.run.error), raised_at(error)
     if again is None or first is None or (again.file, again.line) != (first.file, first.line):
         return None
-    report = _of_lines(seen, error, layout)
-    return report if report.failure is None else replace(report, failure=replace(report.failure, module=None))
+    return _of_lines(seen, error, layout)
 
 
 def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
@@ -118,7 +114,7 @@ def _alone(error: Exception, layout: Layout) -> ShapesReport | None:
     fixes = report.failure.fixes
     if op in ALWAYS_THROUGH:
         fixes = tuple(replace(fix, verified=False) for fix in fixes[:2])
-    return replace(report, failure=replace(report.failure, module=None, op=op, fixes=fixes))
+    return replace(report, failure=replace(report.failure, op=op, fixes=fixes))
 
 
 def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
@@ -126,7 +122,8 @@ def _of_lines(seen: Seen, error: Exception, layout: Layout) -> ShapesReport:
     seen.notes.append("read from the error of the previous cell; only the lines that led to it were run again, without data")
     report = _in_the_words_of(error, tabulated(seen, layout))
     models = [part for part in seen.model.children() if next(part.parameters(), None) is not None]
-    return replace(report, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
+    failure = None if report.failure is None else replace(report.failure, module=None)
+    return replace(report, failure=failure, rows=report.rows[1:], model=", ".join(type(model).__name__ for model in models))
 
 
 def _is_of_compiler(error: BaseException) -> bool:
@@ -150,10 +147,9 @@ def _in_the_words_of(error: BaseException, report: ShapesReport) -> ShapesReport
     if report.failure is None:
         return report
     failure = replace(report.failure, error=f"{type(error).__name__}: {error}")
-    if not _is_of_compiler(error):
-        failure = replace(failure, location=place(error), underlined=underlined(error))
-    elif failure.location is None:
-        failure = replace(failure, location=place(error))
+    is_of_user = not _is_of_compiler(error)
+    if is_of_user or failure.location is None:
+        failure = replace(failure, location=place(error), underlined=underlined(error) if is_of_user else failure.underlined)
     return replace(report, failure=failure)
 
 
@@ -161,8 +157,7 @@ def outermost_call(error: BaseException) -> FailedCall | None:
     """The first one among the frames; None where no module was running."""
     outer: TracebackType | None = None
     user: TracebackType | None = None
-    step = error.__traceback__
-    while step is not None:
+    for step in traces(error):
         frame = step.tb_frame
         user = step if is_user_code(frame.f_code) else user
         if calls := module_calls([frame]):
@@ -170,7 +165,7 @@ def outermost_call(error: BaseException) -> FailedCall | None:
             return replace(calls[0], site=site)
         if (call := _of_generator(frame, outer)) is not None:
             return call
-        outer, step = step, step.tb_next
+        outer = step
     return None
 
 

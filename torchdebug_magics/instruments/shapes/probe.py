@@ -19,14 +19,14 @@ from torch.compiler import is_compiling
 from torch.fx import GraphModule
 
 from torchdebug_magics.instrument import SCRIPT, CellContext
-from torchdebug_magics.instruments.shapes.columns import layout
 from torchdebug_magics.instruments.shapes.follow.module_calls import Calls, shapes
 from torchdebug_magics.instruments.shapes.follow.origins import Origins
 from torchdebug_magics.instruments.shapes.follow.parameters import Parameters
 from torchdebug_magics.instruments.shapes.follow.saved import Saved
+from torchdebug_magics.instruments.shapes.forward_table import counted, of_cell
+from torchdebug_magics.instruments.shapes.outline import layout
 from torchdebug_magics.instruments.shapes.postmortem import after_error
 from torchdebug_magics.instruments.shapes.report import ShapesReport
-from torchdebug_magics.instruments.shapes.tabulate import WatchedForward, of_cell
 from torchdebug_magics.probing.compiler import CompiledCalls
 from torchdebug_magics.probing.dispatch import enter, is_free, take_function_mode_off
 from torchdebug_magics.probing.dry_runs.arithmetic import Arithmetic
@@ -103,18 +103,12 @@ class ShapesProbe:
         """The rows so far, and why the cell failed where a shape was the reason."""
         failure = self._failed.failure if self._failed is not None else None
         counts = {self._parts[key]: sum(seen.values()) for key, seen in self._seen.items()}
-        watched = WatchedForward(
-            self._calls, self._parameters, self._formulas, self._flops, self._has_shared_flops, self._saved.total_bytes, counts
-        )
-        report = of_cell(watched, self._layout, failure, self._guard)
+        totals = counted(self._parameters, self._formulas, self._flops, self._saved.total_bytes, has_shared=self._has_shared_flops)
+        report = replace(of_cell(self._calls.rows(), counts, self._guard), **totals, layout=self._layout, failure=failure)
         suspect = self._origins.suspects.first if failure is None else None
         self._seen, self._parts, self._calls, self._parameters = {}, {}, Calls(None, Parameters()), Parameters()  # no module is held on
-        self._saved, self._origins, self._arithmetic, self._failed = (
-            Saved(self._calls, self._hooks, self._guard),
-            Origins(self._calls),
-            None,
-            None,
-        )
+        self._saved, self._origins = Saved(self._calls, self._hooks, self._guard), Origins(self._calls)
+        self._arithmetic = self._failed = None
         return replace(report, suspect=suspect) if report.rows else replace(report, last_error=self._last_error)
 
     def live(self) -> None:
@@ -167,9 +161,8 @@ class ShapesProbe:
         if seen is None:
             return id(module) not in self._parts
         sizes = shapes(args)
-        known = sizes in seen
         seen[sizes] = seen.get(sizes, 0) + 1
-        return not known and len(seen) <= _VARIANTS
+        return seen[sizes] == 1 and len(seen) <= _VARIANTS
 
     def _begin(self, module: torch.nn.Module, args: Any) -> None:
         if id(module) not in self._seen:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from torchdebug_magics.format import byte_size, count, listed, plural
+from torchdebug_magics.format import byte_size, count, listed, plural, shape
 from torchdebug_magics.ranks.compared import Compared, Moment
 from torchdebug_magics.report import TITLE_CHARS, Edit, Finding, Location, Report, Sharding, Stage, Status, located, short_title, shortened
 
@@ -290,8 +290,7 @@ def _failed(failure: Failure) -> str:
 
 def _outputs(rows: tuple[Row, ...]) -> str:
     root = next((row for row in rows if row.depth == 0), rows[0])
-    shapes = [" x ".join(map(str, shape)) or "scalar" for shape in root.output_shapes]
-    return listed(shapes) or "nothing"
+    return listed([shape(sizes) or "scalar" for sizes in root.output_shapes]) or "nothing"
 
 
 def compared(report: ShapesReport) -> Compared:

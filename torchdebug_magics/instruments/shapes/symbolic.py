@@ -89,21 +89,17 @@ def with_formulas(seen: Seen, rows: tuple[Row, ...]) -> tuple[tuple[Row, ...], s
     given = [tensor for _, tensor in named_tensors((seen.inputs.args, dict(seen.inputs.kwargs)))]
     symbols = Symbols([*given, *(torch.empty(spec.sizes) for _, spec in seen.inputs.specs() if not given)])
     run = forward(seen.model, seen.inputs, symbols, trial=True, symbolic=True)
-    outputs = [call.symbols for call in run.calls.made]
-    inputs = [call.taken for call in run.calls.made]
-    if run.error is not None or len(outputs) > len(rows):
+    calls = [(call.taken, call.symbols) for call in run.calls.made]
+    if run.error is not None or len(calls) > len(rows):
         reason = next(iter(str(run.error or "its calls depend on the input's sizes").splitlines()), "")
         return rows, "", f"sizes could not be kept as symbols: {reason[:160]}"
-    outputs += [()] * (len(rows) - len(outputs))  # rows of modules that were not called
-    inputs += [()] * (len(rows) - len(inputs))
-    width = _width(outputs)
+    calls += [((), ())] * (len(rows) - len(calls))  # rows of modules that were not called
+    width = _width([outputs for _, outputs in calls])
 
     def said(sizes: Sequence[Sequence[Any]]) -> str:
         return ", ".join(symbols.written(size, width) for size in sizes)
 
-    written = [
-        replace(row, input_formula=said(taken), formula=said(sizes)) for row, taken, sizes in zip(rows, inputs, outputs, strict=True)
-    ]
+    written = [replace(row, input_formula=said(taken), formula=said(sizes)) for row, (taken, sizes) in zip(rows, calls, strict=True)]
     return tuple(written), f"{_WIDTH} = {width}" if any(_WIDTH in row.formula for row in written) else "", ""
 
 

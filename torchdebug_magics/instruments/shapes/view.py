@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from torchdebug_magics.format import Format, byte_size, capitalised, count, listed, plural
 from torchdebug_magics.html.page import Bars, Block, Cell, Code, Facts, Fold, Measure, Note, Page, Place, Table
-from torchdebug_magics.instruments.shapes.columns import COLUMNS, chosen, common_kind, full_name, shapes, whole
-from torchdebug_magics.instruments.shapes.outline import Node, outline, walk
+from torchdebug_magics.instruments.shapes.outline import COLUMNS, Node, chosen, common_kind, full_name, outline, shapes, walk, whole
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Need, ShapesReport, Step
 
 _SHOWN_FIXES = 2
@@ -19,11 +18,7 @@ _WEIGHTED = ("conv", "linear", "norm", "embedding")
 """What stands in the name of an operation whose further inputs are weights."""
 _NEEDS: dict[str, Format] = {
     "optimizer": "text",
-    "parameters": "bytes",
-    "gradients": "bytes",
-    "optimizer state": "bytes",
-    "activations": "bytes",
-    "sum": "bytes",
+    **dict.fromkeys(("parameters", "gradients", "optimizer state", "activations", "sum"), "bytes"),
     "fits": "text",
     "largest batch": "count",
 }
@@ -139,14 +134,12 @@ def _path(chain: Sequence[Step]) -> list[Block]:
 def _steps(caption: str, steps: Sequence[Step], first: int) -> Table:
     known = any(step.location is not None for step in steps)
     columns = tuple(_CHAIN) if known else tuple(_CHAIN)[:-1]
-    rows = [_step(number, step)[: len(columns)] for number, step in enumerate(steps, first)]
+    rows: list[tuple[Cell, ...]] = []
+    for number, step in enumerate(steps, first):
+        data = step.input_shapes[:1] if any(word in step.op for word in _WEIGHTED) else step.input_shapes
+        places = [] if not known else [None if step.location is None else str(step.location)]
+        rows.append((number, step.op, step.module or None, shapes(data) or None, shapes((step.output_shape,)), *places))
     return Table(caption, columns, rows, _CHAIN, is_sequence=True)
-
-
-def _step(number: int, step: Step) -> tuple[Cell, ...]:
-    line = None if step.location is None else str(step.location)
-    data = step.input_shapes[:1] if any(word in step.op for word in _WEIGHTED) else step.input_shapes
-    return (number, step.op, step.module or None, shapes(data) or None, shapes((step.output_shape,)), line)
 
 
 # The table --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchdebug_magics import shapes
-from torchdebug_magics.instruments.shapes import tabulate as plan
+from torchdebug_magics.instruments.shapes import forward_table as plan
 from torchdebug_magics.machine.limits import Limit
 
 if TYPE_CHECKING:

@@ -130,7 +130,7 @@ LOSSES = {
     "labels with a column": (
         "criterion(model(x), y[:, None])",
         "expects a target of 2 (classes are dimension 1), gets 2 x 1",
-        "criterion(model(x), y[:, None].squeeze(1))",
+        "criterion(model(x), y[:, None].squeeze(-1))",
     ),
     "too few labels": ("criterion(model(x), y[:1])", "expects a target of 2 (classes are dimension 1), gets 1", ""),
     "a class too many": (

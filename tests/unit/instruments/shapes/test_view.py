@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.html import markup, plain
 from torchdebug_magics.html.page import Bars, Block, Code, Facts, Fold, Note, Table
-from torchdebug_magics.instruments.shapes.columns import COLUMNS, column_named, layout
+from torchdebug_magics.instruments.shapes.outline import COLUMNS, column_named, layout
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Layout, Need, Row, ShapesReport, Step
 from torchdebug_magics.instruments.shapes.view import page
 from torchdebug_magics.report import Location

@@ -12,7 +12,7 @@ import operator
 import random
 import re
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import FrameType, FunctionType
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.collated import collated_batch
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.source.call_sites import function_node
@@ -111,8 +111,11 @@ class _Reader:
             match statement:
                 case ast.Assign([ast.Name(name)], made) if is_behind and name != variable and (number := _number(made, names)) is not None:
                     names[name] = number
-            for node in nodes(ast.Subscript, statement):
-                reads += self._read(node, {**names, **_largest(statement, names)})
+            # The variables of comprehensions over numbers, each as the largest of them.
+            loops = [loop for loop in nodes(ast.comprehension, statement) if isinstance(loop.target, ast.Name)]
+            largest = {ast.unparse(loop.target): _most(value_named(loop.iter, names)) for loop in loops}
+            known = {name: most for name, most in largest.items() if most is not None} | names
+            reads += [read for node in nodes(ast.Subscript, statement) for read in self._read(node, known)]
         return [read for read in reads if variable or ((read.first < read.items_count if read.is_slice else True) and read.beyond > 0)]
 
     def _read(self, node: ast.Subscript, names: dict[str, Any]) -> Iterator[_Read]:
@@ -163,11 +166,13 @@ def read_beyond_the_end(error: BaseException, *, in_model: bool) -> Failure | No
 
     What fails `in_model` may do so for a smaller last batch, which is no fault of whoever cut it.
     """
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [*traceback.walk_tb(error.__traceback__)]
     sizes = set() if in_model else set(map(int, _NUMBER.findall(str(error))))
     for frame, line in reversed(frames):
-        if not is_user_code(frame.f_code) or (reader := _reader_of(frame)) is None:
+        function = function_node(frame.f_code) if is_user_code(frame.f_code) else None
+        if function is None:
             continue
+        reader = _Reader(function, frame.f_code.co_filename, frame.f_code.co_name, {**frame.f_globals, **frame.f_locals})
         for read in reader.reads():
             is_index = isinstance(error, (IndexError, KeyError)) and read.node.lineno <= line <= (read.node.end_lineno or line)
             is_short = read.items_count - read.first in sizes or (bool(sizes) and reader.is_of_several(read.node))
@@ -182,19 +187,9 @@ def read_beyond_the_end(error: BaseException, *, in_model: bool) -> Failure | No
     return _in_batch(error, [frame for frame, _ in frames])
 
 
-def _reader_of(frame: FrameType) -> _Reader | None:
-    function = function_node(frame.f_code)
-    if function is None:
-        return None
-    return _Reader(function, frame.f_code.co_filename, frame.f_code.co_name, {**frame.f_globals, **frame.f_locals})
-
-
-def _in_batch(error: BaseException, frames: Sequence[FrameType]) -> Failure | None:
+def _in_batch(error: BaseException, frames: list[FrameType]) -> Failure | None:
     """The same for samples that make no batch: the `__getitem__` that has cut one of them short has returned."""
-    collating = any(frame.f_code is default_collate.__code__ for frame in frames)
-    fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
-    indices = fetching.f_locals.get("possibly_batched_index") if fetching is not None and collating else None
-    dataset = getattr(fetching.f_locals.get("self"), "dataset", None) if fetching is not None else None
+    _, indices, dataset = collated_batch(frames)
     item = getattr(type(dataset), "__getitem__", None)
     if not isinstance(indices, list) or not isinstance(item, FunctionType) or not is_user_code(item.__code__):
         return None
@@ -256,7 +251,10 @@ def _fixes_of_start(reader: _Reader, read: _Read) -> list[Fix]:
     if len(drawn) != 1:
         return []
     ((variable, call),) = drawn
-    value, bound = _value_of(reader, variable), _bound(call)
+    loops = [node for node in nodes(ast.comprehension, *reader.statements) if ast.unparse(node.target) == variable]
+    value = _most(value_named(loops[0].iter, reader.names) if loops else reader.names.get(variable))
+    places = [argument for argument in call.args if not isinstance(argument, (ast.Tuple, ast.List))]
+    bound = next(iter(places[:2][::-1]), None)  # where the numbers end: the one argument, or the second
     limit = None if bound is None else _number(bound, reader.names)
     counts = [ast.unparse(node.args[0]) for node in nodes(ast.Call, bound) if called(node) == "len" and node.args]
     last = None if value is None else _last_place(reader, variable, value)
@@ -288,19 +286,6 @@ def _drawn(reader: _Reader, names: set[str]) -> Iterator[tuple[str, ast.Call]]:
             else:
                 todo += names_in(source) - seen
                 seen |= names_in(source)
-
-
-def _value_of(reader: _Reader, variable: str) -> int | None:
-    """That of a variable; of several numbers, the largest."""
-    loops = [node for node in nodes(ast.comprehension, *reader.statements) if ast.unparse(node.target) == variable]
-    value = reader.names.get(variable) if not loops else value_named(loops[0].iter, reader.names)
-    return _most(value)
-
-
-def _bound(call: ast.Call) -> ast.expr | None:
-    """Where the numbers of a range end: its first argument where it is the only one, else the second."""
-    places = [argument for argument in call.args if not isinstance(argument, (ast.Tuple, ast.List))]
-    return None if not places else places[0] if len(places) == 1 else places[1]
 
 
 def _last_place(reader: _Reader, variable: str, value: int) -> int | None:
@@ -341,13 +326,6 @@ def _count(container: Any, dim: int) -> int | None:
     length = None if isinstance(container, Mapping) else getattr(type(container), "__len__", None)
     is_known = length is not None and not (isinstance(length, FunctionType) and is_user_code(length.__code__))
     return len(container) if is_known and not dim else None
-
-
-def _largest(statement: ast.stmt, names: dict[str, Any]) -> dict[str, int]:
-    """The variables of its comprehensions over numbers, each as the largest of them."""
-    loops = [loop for loop in nodes(ast.comprehension, statement) if isinstance(loop.target, ast.Name)]
-    known = {ast.unparse(loop.target): _most(value_named(loop.iter, names)) for loop in loops}
-    return {name: most for name, most in known.items() if most is not None and name not in names}
 
 
 def _most(value: Any) -> int | None:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import difflib
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from torchdebug_magics.instruments.shapes.cell_error.asked_truth import asked_truths
-from torchdebug_magics.instruments.shapes.cell_error.meanings import Meaning, meanings
-from torchdebug_magics.instruments.shapes.cell_error.whole_numbers import DIVIDED, dividing
+from torchdebug_magics.instruments.shapes.cell_error.meanings import DIVIDED, Meaning, asked_truths, dividing, meanings
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.edited_source import same
 from torchdebug_magics.probing.source.fix_check import ALIASES
@@ -96,7 +95,9 @@ class Changes:
         yield from self._of_statement()
         for part in _parts(failing):
             yield from self._made_otherwise(part)
-        if isinstance(failing, ast.Call) and self._gives_class_tensors(failing):
+        kind = self._value(failing.func) if isinstance(failing, ast.Call) else None
+        is_of_modules = isinstance(failing, ast.Call) and isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+        if isinstance(failing, ast.Call) and is_of_modules and any(isinstance(self._value(part), torch.Tensor) for part in failing.args):
             yield self._change(failing, instance_called(failing), GIVEN_TENSORS.format(ast.unparse(failing.func)))
         if isinstance(self._error, AttributeError) and isinstance(failing, ast.Attribute):
             yield from self.without_run()
@@ -129,11 +130,6 @@ class Changes:
             name, text = self._failing.attr, ast.unparse(self._failing.value)
             if callable(getattr(builtins, name, None)):
                 yield self._change(call, expression(f"{name}({text})"), f"`{text}` has no method `{name}`, which is a function")
-
-    def _gives_class_tensors(self, failing: ast.Call) -> bool:
-        kind = self._value(failing.func)
-        is_of_modules = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-        return is_of_modules and any(isinstance(self._value(part), torch.Tensor) for part in failing.args)
 
     def _change(self, old: ast.expr, new: ast.expr, sentence: str, above: str = "") -> Change:
         """With the expression exchanged; a variable wherever the statement reads it."""
@@ -290,13 +286,9 @@ class Changes:
         for name, value in dict.fromkeys(_OPTION.findall(str(self._error))):
             if name in wanted and name not in {keyword.arg for keyword in failing.keywords}:
                 new = ast.Call(failing.func, failing.args, [*failing.keywords, ast.keyword(name, ast.Constant(value == "True"))])
-                if name in _OF_TRUST:
-                    sentence = (
-                        f"`{text}` refuses what is in the file, which may be more than numbers: allow it only for a file that you trust"
-                    )
-                    yield replace(self._change(failing, new, sentence), may_run=False)
-                else:
-                    yield self._change(failing, new, f"`{text}` takes `{name}={value}` for this")
+                trusted = f"`{text}` refuses what is in the file, which may be more than numbers: allow it only for a file that you trust"
+                sentence = trusted if name in _OF_TRUST else f"`{text}` takes `{name}={value}` for this"
+                yield replace(self._change(failing, new, sentence), may_run=name not in _OF_TRUST)
 
     def _parameters(self, call: ast.Call) -> Mapping[str, inspect.Parameter]:
         function = self._value(call.func)
@@ -380,11 +372,8 @@ class Changes:
 def _near_names(name: str, known: Iterable[str]) -> list[str]:
     """The names that are this one with letters left out, put in or exchanged; of two that differ in a letter or number, each is another."""
     near = difflib.get_close_matches(name, {each for each in known if not each.startswith("_")}, 5, _ALIKE)
-    return [
-        each
-        for each in near
-        if name.lower() == each.lower() or sorted(name) == sorted(each) or _is_part(name, each) or _is_part(each, name)
-    ]
+    alike = (name.lower() == each.lower() or sorted(name) == sorted(each) or _is_part(name, each) or _is_part(each, name) for each in near)
+    return [*itertools.compress(near, alike)]
 
 
 def _is_part(short: str, long: str) -> bool:
@@ -393,9 +382,8 @@ def _is_part(short: str, long: str) -> bool:
     if len(short) >= len(long) or sorted(filter(str.isdigit, short)) != sorted(filter(str.isdigit, long)):
         return False
     is_end = len(short) >= _LONG_NAME and (long.startswith(short) or long.endswith(short))
-    return is_end or (
-        len(long) - len(short) <= len(long) // _LETTERS_FOR_ONE + 1 and len(short) > _PAIR and all(each in letters for each in short)
-    )
+    lacks_few = len(short) > _PAIR and len(long) - len(short) <= len(long) // _LETTERS_FOR_ONE + 1
+    return is_end or (lacks_few and all(each in letters for each in short))
 
 
 def is_difference(node: ast.expr) -> bool:
@@ -433,9 +421,8 @@ def _parts(failing: ast.expr) -> Iterator[ast.expr]:
         case ast.Subscript(value, index):
             yield from (value, index)
             slices = index.elts if isinstance(index, ast.Tuple) else [index]
-            yield from (
-                part for each in slices for part in (getattr(each, "lower", None), getattr(each, "upper", None)) if part is not None
-            )
+            ends = [getattr(each, end, None) for each in slices for end in ("lower", "upper")]
+            yield from (end for end in ends if end is not None)
         case ast.Attribute(value):
             yield value
         case _:

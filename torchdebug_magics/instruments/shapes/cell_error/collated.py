@@ -44,17 +44,12 @@ _IMPORTS = {
 def unequal_samples(error: BaseException) -> Failure | None:
     """What is wrong with the samples that torch's default collation was given; None where it did not fail."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    collating = next((frame for frame in frames if frame.f_code is default_collate.__code__), None)
-    if collating is None:
-        return None
-    samples = collating.f_locals.get("batch")
-    fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
-    indices: Any = fetching.f_locals.get("possibly_batched_index") if fetching is not None else None
+    samples, indices, _ = collated_batch(frames)
     if not isinstance(samples, list):
         return None
     if (refused := _no_numbers(error, samples, indices)) is not None:
         return refused
-    if (part := unequal(samples)) is None:
+    if (part := next((part for part in _parts((), samples) if len(set(part.shapes)) > 1), None)) is None:
         return None
     which = f"`{part.of}` of " if part.path else ""
     shapes = [shape(sizes) or "a scalar" for sizes in part.shapes[:_SHOWN]]
@@ -63,6 +58,16 @@ def unequal_samples(error: BaseException) -> Failure | None:
     first = f": `dataset[{indices[at]}]` is the first that differs" if is_known else ""
     sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{first}"
     return refusal(error, sentence, op="stack", sizes=part.shapes[:_SHOWN], fixes=other_batches(samples, part, frames))
+
+
+def collated_batch(frames: list[FrameType]) -> tuple[Any, Any, Any]:
+    """(the samples that torch's default collation was given, their indices, the dataset), as far as these frames know them."""
+    collating = next((frame for frame in frames if frame.f_code is default_collate.__code__), None)
+    fetching = next((frame for frame in frames if "possibly_batched_index" in frame.f_code.co_varnames), None)
+    if collating is None:
+        return None, None, None
+    names = fetching.f_locals if fetching is not None else {}
+    return collating.f_locals.get("batch"), names.get("possibly_batched_index"), getattr(names.get("self"), "dataset", None)
 
 
 def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failure | None:
@@ -87,10 +92,14 @@ def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failu
 
 def other_batches(samples: list[Any], part: Part, frames: list[FrameType]) -> list[Fix]:
     """A function of the user's that was made for this, then one that makes this part alone otherwise."""
-    own = [value for frame in frames if is_user_code(frame.f_code) for value in frame.f_globals.values() if _collates(value)]
+    names = [value for frame in frames if is_user_code(frame.f_code) for value in frame.f_globals.values()]
+    functions = (value for value in names if isinstance(value, FunctionType) and "collate" in value.__name__)
+    own = [value for value in functions if is_user_code(value.__code__) and value.__code__.co_argcount == 1]
+    tried: list[tuple[str, Callable[[list[Any]], Any], str]]
     tried = [(f"collate_fn={collate.__name__}", collate, "of your own") for collate in {id(collate): collate for collate in own}.values()]
     parts = [other for other in _parts((), samples) if len(set(other.shapes)) > 1]
-    code = _written({other.path: (_otherwise(other)[0], _as_tensor(other)) for other in parts}, samples[0])
+    items = {part.path: "{}" if all(isinstance(value, torch.Tensor) for value in part.values) else "torch.as_tensor({})" for part in parts}
+    code = _written({other.path: (_otherwise(other)[0], items[other.path]) for other in parts}, samples[0])
     why = _otherwise(part)[1]
     tried.append((f"collate_fn={code}", lambda batch: eval(code, dict(_NAMES))(batch), why))  # noqa: PLW0108, S307 - the code that is shown, which may not compile
     return [Fix(code=code, verified=True, why=why, changes=_in_loader(code, frames)) for code, run, why in tried if _works(run, samples)]
@@ -109,12 +118,6 @@ def _in_loader(code: str, frames: list[FrameType]) -> tuple[Edit, ...]:
                 edits = exchanging(where, call, ast.Call(call.func, call.args, [*call.keywords, option]))
                 return tuple(replace(edit, new="\n".join([*imports, edit.new])) for edit in edits)
     return ()
-
-
-def _collates(value: object) -> bool:
-    return (
-        isinstance(value, FunctionType) and "collate" in value.__name__ and is_user_code(value.__code__) and value.__code__.co_argcount == 1
-    )
 
 
 def _works(run: Callable[[list[Any]], Any], samples: list[Any]) -> bool:
@@ -144,10 +147,6 @@ def _otherwise(part: Part) -> tuple[str, str]:
     if many > 1 and differ == [many - 1]:
         return "torch.stack([F.pad(x, (0, max(y.shape[-1] for y in {0}) - x.shape[-1])) for x in {0}])", "padded at the end"
     return "{0}", "kept in a list"
-
-
-def _as_tensor(part: Part) -> str:
-    return "{}" if all(isinstance(value, torch.Tensor) for value in part.values) else "torch.as_tensor({})"
 
 
 def _written(texts: Mapping[tuple[Any, ...], tuple[str, str]], sample: Any) -> str:
@@ -201,12 +200,8 @@ def _shape(value: Any) -> Shape:
     return (len(value),) if isinstance(value, (tuple, list)) else ()
 
 
-def unequal(samples: list[Any]) -> Part | None:
-    """The first part, in the order in which torch puts a batch together, whose shapes are not all the same."""
-    return next((part for part in _parts((), samples) if len(set(part.shapes)) > 1), None)
-
-
 def _parts(path: tuple[Any, ...], values: list[Any]) -> Iterator[Part]:
+    """The parts of all samples, in the order in which torch puts a batch together."""
     first = values[0] if values else None
     if isinstance(first, Mapping):
         for key in first:

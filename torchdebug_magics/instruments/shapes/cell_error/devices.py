@@ -46,16 +46,12 @@ def left_on_cpu(error: BaseException) -> Failure | None:
         own = {tensor.device for tensor in (*call.module.parameters(), *call.module.buffers())}
         given = {tensor.device for _, tensor in named_tensors((call.args, dict(call.kwargs)))} - {_CPU, torch.device("meta")}
         if own == {_CPU} and len(given) == 1:
-            user = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
-            return _not_moved(error, call.module, user, *given) if not at else _in_container(error, call.module, running[at - 1].module)
-    return None
-
-
-def _in_container(error: BaseException, module: torch.nn.Module, owner: torch.nn.Module) -> Failure | None:
-    """The plain container of `owner` that holds the module."""
-    for attribute, value in list(vars(owner).items()):
-        if not attribute.startswith("_") and any(part is module for part in _modules_in(value)):
-            return _unregistered(error, owner, attribute, value)
+            if not at:
+                return _not_moved(error, call.module, [(frame, line) for frame, line in frames if is_user_code(frame.f_code)], *given)
+            owner = running[at - 1].module
+            held = ((name, value) for name, value in list(vars(owner).items()) if not name.startswith("_"))
+            containers = ((name, value) for name, value in held if any(part is call.module for part in _modules_in(value)))
+            return next((_unregistered(error, owner, name, value) for name, value in containers), None)
     return None
 
 

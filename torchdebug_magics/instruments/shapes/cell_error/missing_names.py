@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import listed
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import UNKNOWN, value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.explain import edited
 from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.source.call_sites import function_node

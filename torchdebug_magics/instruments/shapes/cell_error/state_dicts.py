@@ -44,9 +44,10 @@ def refused_checkpoint(error: BaseException) -> Failure | None:
     mismatches = [f"`{name}` is {shape(own[name])} in the model, {shape(given[name])} in the checkpoint" for name in wrong[:_SHOWN]]
     more = f", and {len(wrong) - _SHOWN} more differ" if len(wrong) > _SHOWN else ""
     sizes, names = (own[wrong[0]], given[wrong[0]]), ("model", "checkpoint")
-    fixes = sorted(
-        _without_head(own, given, wrong, steps) + _fixes(model, given, wrong, frames), key=lambda fix: _trains(frames) != bool(fix.changes)
-    )
+    files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
+    trains = any(called(call) == "backward" for file in files for _, call in calls(file))  # else a model is to be used as it was saved
+    fixes = [*_without_head(own, given, wrong, steps), *_fixes(model, given, wrong, frames)]
+    fixes.sort(key=lambda fix: trains != bool(fix.changes))
     return refusal(error, f"{listed(mismatches)}{more}", sizes=sizes, names=names, fixes=fixes)
 
 
@@ -69,12 +70,6 @@ def _without_head(own: Mapping[str, Sizes], given: Mapping[str, Sizes], wrong: l
     return [Fix(code=ast.unparse(new), verified=True, why=why, changes=exchanging(where, loads[0], new))]
 
 
-def _trains(frames: list[FrameType]) -> bool:
-    """Whether the user's code trains: else a model is to be used as it was saved."""
-    files = dict.fromkeys(frame.f_code.co_filename for frame in frames if is_user_code(frame.f_code))
-    return any(called(call) == "backward" for file in files for _, call in calls(file))
-
-
 def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str], frames: list[FrameType]) -> list[Fix]:
     """The parts made as the checkpoint has them, where that is known of all; beside it, the user's call that made the model."""
     own = [frame.f_locals for frame in reversed(frames) if is_user_code(frame.f_code)]
@@ -86,26 +81,19 @@ def _fixes(model: torch.nn.Module, given: Mapping[str, Sizes], wrong: list[str],
         if remade is None:
             return []
         code, changes = remade
-        lines.append(_typed(name, code, is_whole=not path))
+        is_whole = not path or code.startswith("model[")
+        lines.append(code if not name else OUR_NAME.sub(name, code) if is_whole else f"{name}.{code}")
         changed += changes
     made = _made_with(model, changed, frames)
     beside = f"before the checkpoint is loaded; or `{made}` where the model is made" if made else "before the checkpoint is loaded"
     return [Fix(code="\n".join(lines), verified=True, why=beside, edits=len(lines))]
 
 
-def _typed(name: str, code: str, *, is_whole: bool) -> str:
-    """The code of a part with the user's name of the model before it."""
-    if not name:
-        return code
-    return OUR_NAME.sub(name, code) if is_whole or code.startswith("model[") else f"{name}.{code}"
-
-
 def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> tuple[str, list[tuple[int, int]]] | None:
     """(what to type, each number that changes and the new one) for a part whose tensors are to have the sizes in the checkpoint."""
     prefix = f"{path}." if path else ""
-    wanted = {
-        name: given.get(f"{prefix}{name}") for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    }
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    wanted = {name: given.get(f"{prefix}{name}") for name, _ in own}
     known = arguments(module)
     if known is None or None in wanted.values():
         return None
@@ -116,17 +104,13 @@ def _remade(module: torch.nn.Module, path: str, given: Mapping[str, Sizes]) -> t
         for names in itertools.combinations(numbers, many):
             for values in itertools.product(sizes, repeat=many):
                 changes = dict(zip(names, values, strict=True))
-                if _has_sizes(kind, {**made_with, **changes}, wanted):
+                new = made_on_meta(kind, {**made_with, **changes})
+                tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
+                if new is not None and {name: tuple(tensor.shape) for name, tensor in tensors} == wanted:
                     edits = rebuilt_module(module, path, **dict[str, Any](changes))
                     pairs = [(made_with[name], value) for name, value in changes.items()]
                     return (edits[0].code, pairs) if edits else None
     return None
-
-
-def _has_sizes(kind: type[torch.nn.Module], made_with: Mapping[str, Any], wanted: Mapping[str, Sizes | None]) -> bool:
-    new = made_on_meta(kind, made_with)
-    tensors = (*new.named_parameters(recurse=False), *new.named_buffers(recurse=False)) if new is not None else ()
-    return new is not None and {name: tuple(tensor.shape) for name, tensor in tensors} == wanted
 
 
 def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: list[FrameType]) -> str:
@@ -140,9 +124,6 @@ def _made_with(model: torch.nn.Module, changed: list[tuple[int, int]], frames: l
     if len(made) != 1:
         return ""
     call = next(iter(made.values()))
-    numbers = [
-        argument
-        for argument in (*call.args, *(word.value for word in call.keywords))
-        if isinstance(argument, ast.Constant) and argument.value == old
-    ]
+    arguments = (*call.args, *(word.value for word in call.keywords))
+    numbers = [argument for argument in arguments if isinstance(argument, ast.Constant) and argument.value == old]
     return ast.unparse(call).replace(str(old), str(new), 1) if len(numbers) == 1 else ""

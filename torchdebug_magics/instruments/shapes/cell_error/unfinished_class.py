@@ -29,10 +29,14 @@ _SUPER = "super().__init__()"
 
 def unfinished_class(error: BaseException) -> Failure | None:
     """Why torch cannot use a class, or an object, as it was asked to; None where that is not why it raised."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    if not frames:
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    if frames and (lacking := _lacking(error, frames)) is not None:
+        return lacking
+    if not frames or not isinstance(error, (AttributeError, TypeError)):
         return None
-    return _lacking(error, frames) or _returning_nothing(error, frames) or _made_with_tensor(error, frames)
+    if (kind := _returns_nothing(frames)) is not None:
+        return _of_class(error, kind.__name__, f"`{kind.__name__}.forward` returns nothing: it has no `return`", _with_return)
+    return _made_with_tensor(error, frames)
 
 
 def _lacking(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
@@ -68,12 +72,6 @@ def _without_self(error: BaseException, kind: str, name: str) -> Failure | None:
     return failure if failure.edits else None
 
 
-def _returning_nothing(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
-    kind = _returns_nothing(frames) if isinstance(error, (AttributeError, TypeError)) else None
-    sentence = "" if kind is None else f"`{kind.__name__}.forward` returns nothing: it has no `return`"
-    return None if kind is None else _of_class(error, kind.__name__, sentence, _with_return)
-
-
 def _returns_nothing(frames: list[tuple[FrameType, int]]) -> type | None:
     """The class of a module that the failing line calls and whose `forward` has no `return`."""
     own = [(frame, line) for frame, line in frames if is_user_code(frame.f_code)]
@@ -106,7 +104,7 @@ def _with_return(source: Source, node: ast.ClassDef) -> Iterator[Edit]:
 def _made_with_tensor(error: BaseException, frames: list[tuple[FrameType, int]]) -> Failure | None:
     """A module in the place of its output: ``nn.ReLU(x)``, of which the tensor has become an option."""
     frame, line = next(((frame, line) for frame, line in reversed(frames) if is_user_code(frame.f_code)), (None, 0))
-    if frame is None or not isinstance(error, (AttributeError, TypeError)):
+    if frame is None:
         return None
     names = nodes(ast.Name, statement_at(tree_of(frame.f_code.co_filename), line))
     read = (value for name in names if isinstance(value := value_of(name, frame), torch.nn.Module))

@@ -140,7 +140,7 @@ def real_error(failed: Failed) -> tuple[bool, Exception | None]:
     size = sum(math.prod(tensor.shape) for _, tensor in named_tensors((failed.args, failed.kwargs)))
     if size > _LARGEST and not _is_refused(failed):
         return False, None
-    real = _zeros if size <= _LARGEST else _without_memory
+    real = _zeros if size <= _LARGEST else lambda tensor: torch.zeros((), dtype=tensor.dtype, device=_place(tensor)).expand(tensor.shape)
     try:
         # With gradients, products of more than two dimensions are taken apart otherwise, and refuse in other words.
         with RandomState.kept(), warnings.catch_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and _is_refused(failed)):
@@ -165,11 +165,6 @@ def _zeros(tensor: torch.Tensor) -> Any:
         return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, layout=tensor.layout, device=_place(tensor))
     made = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=_place(tensor)).zero_()
     return made.requires_grad_() if tensor.requires_grad else made
-
-
-def _without_memory(tensor: torch.Tensor) -> Any:
-    """One zero, said to be as large."""
-    return torch.zeros((), dtype=tensor.dtype, device=_place(tensor)).expand(tuple(tensor.shape))
 
 
 def _place(tensor: torch.Tensor) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -88,8 +87,7 @@ class Calls:
 
     def path_of(self, module: torch.nn.Module) -> str:
         """The name of a module; of several, the one inside the call that runs."""
-        outer = self.current
-        return self._names.path(module, outer.module, outer.path) if outer is not None else self._names.path(module, None, "")
+        return self._names.path(module, self.current)
 
     def enter(self, module: torch.nn.Module, args: Any) -> None:
         """A call begins."""
@@ -190,24 +188,22 @@ class PathNames:
                     if child is not None:
                         self._holders.setdefault(id(unwrapped(child)), []).append((id(module), name))
 
-    def path(self, module: torch.nn.Module, outer: torch.nn.Module | None, outer_path: str) -> str:
-        """The path of a module inside `outer`, the call that runs; its first one where `outer` does not hold it."""
+    def path(self, module: torch.nn.Module, outer: Running | None) -> str:
+        """The path of a module inside `outer`, the call that runs; its first one where that does not hold it."""
         if outer is None:
             return self._first.get(id(module), "")
-        inside = self._inside(id(module), id(outer))
+        inside = self._inside(id(module), id(outer.module))
         if inside is None:
-            return self._first.get(id(module)) or f"{outer_path}.{type(module).__name__}".lstrip(".")
-        return f"{outer_path}.{inside}".lstrip(".") if inside else outer_path
+            return self._first.get(id(module)) or f"{outer.path}.{type(module).__name__}".lstrip(".")
+        return f"{outer.path}.{inside}".strip(".")
 
     def _inside(self, module: int, outer: int) -> str | None:
         """From the module up to whoever holds it, nearest first: mostly one step, two through a list."""
-        todo, seen = deque([(module, "")]), {module}
-        while todo:
-            inner, path = todo.popleft()
+        todo, paths = [module], {module: ""}
+        for inner in todo:
             if inner == outer:
-                return path
-            for holder, name in self._holders.get(inner, ()):
-                if holder not in seen:
-                    seen.add(holder)
-                    todo.append((holder, f"{name}.{path}" if path else name))
-        return None
+                break
+            new = [(holder, name) for holder, name in self._holders.get(inner, ()) if holder not in paths]
+            paths |= {holder: f"{name}.{paths[inner]}".rstrip(".") for holder, name in reversed(new)}
+            todo += dict(new)
+        return paths.get(outer)

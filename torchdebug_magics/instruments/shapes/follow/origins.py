@@ -19,28 +19,22 @@ from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.safety import Guard
 from torchdebug_magics.probing.source.user_code import user_frame
 
-_QUESTIONS = frozenset(
-    [
-        *("dim", "size", "numel", "stride", "is_floating_point", "is_complex", "element_size", "storage_offset", "is_contiguous"),
-        *("__len__", "__repr__", "get_device"),
-    ]
-)
+_QUESTIONS = {
+    *("dim", "size", "numel", "stride", "is_floating_point", "is_complex", "element_size", "storage_offset", "is_contiguous"),
+    *("__len__", "__repr__", "get_device"),
+}
 _MOST_OUTSIDE = 1000
 """Functions that are followed outside every module: a cell may go on for long without a backward pass."""
-_BY_VALUE = frozenset(
-    [
-        *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
-        *("cholesky", "linalg_cholesky", "linalg_inv", "inverse", "linalg_solve"),
-    ]
-)
+_BY_VALUE = {
+    *("one_hot", "multi_margin_loss", "multilabel_margin_loss", "binary_cross_entropy", "ctc_loss", "multinomial", "bernoulli"),
+    *("cholesky", "linalg_cholesky", "linalg_inv", "inverse", "linalg_solve"),
+}
 """Refuse values of any dtype, or look at them in ways that are not followed beside the fakes."""
-_BY_INDEX = frozenset(
-    [
-        *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
-        *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy", "index_copy_"),
-        *("cross_entropy", "nll_loss", "nll_loss_nd"),
-    ]
-)
+_BY_INDEX = {
+    *("embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "__getitem__", "__setitem__", "select"),
+    *("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "index_add", "index_add_", "index_copy", "index_copy_"),
+    *("cross_entropy", "nll_loss", "nll_loss_nd"),
+}
 _INDICES = frozenset([torch.int64, torch.int32])
 
 
@@ -107,9 +101,8 @@ class Origins(TorchFunctionMode):
             raise
         self._follow(name, number, args, kwargs, out)
         current = self._calls.current
-        self._guard.run(
-            "the look for broadcasts", self.suspects.look, name, args, kwargs, out, current.path if current else None, self.made
-        )
+        path = current.path if current else None
+        self._guard.run("the look for broadcasts", self.suspects.look, name, args, kwargs, out, path, self.made)
         if self._fakes is not None and is_unchecked(name, (args, kwargs), self._fakes):
             self.unchecked.add(name.strip("_"))
         return out
@@ -146,19 +139,14 @@ class Origins(TorchFunctionMode):
         for _, tensor in named_tensors(out):
             if inputs is None:
                 inputs = tuple((sizes(operand), self._made.get(operand)) for _, operand in named_tensors((args, kwargs)))
-                plain = tuple(
-                    argument for argument in args if isinstance(argument, (int, float, tuple, list, str)) and not _holds_tensor(argument)
-                )
-            of_model = (
-                current is not None
-                or bool(self.used.intersection(map(id, args)))
-                or any(made is not None and made.of_model for _, made in inputs)
-            )
+                plain = tuple(arg for arg in args if isinstance(arg, (int, float, tuple, list, str)) and not _holds_tensor(arg))
+            takes_model = bool(self.used.intersection(map(id, args))) or any(made is not None and made.of_model for _, made in inputs)
+            of_model = current is not None or takes_model
             where = current.path if current else ""
             self._made[tensor] = Made(name, where, number, inputs, sizes(tensor), plain, _line(self._below), of_model)
 
     def _failed(self, func: Any, name: str, number: int, args: Any, kwargs: Any, error: Exception) -> Failed:
-        operands = tuple(named_tensors(args)) + tuple((f"{key}", tensor) for key, tensor in named_tensors(kwargs))
+        operands = (*named_tensors(args), *named_tensors(kwargs))
         current = self._calls.current
         made = tuple(self._made.get(tensor) for _, tensor in operands)
         paths = self._calls.owned()

@@ -101,10 +101,8 @@ class Saved:
                 current.saved_bytes += size_bytes
         if tensor.is_leaf:
             return tensor
-        with modes_aside():
-            return (
-                tensor.detach()
-            )  # a node that holds its own result, as that of a ReLU does, would hold itself, this and the model for ever
+        with modes_aside():  # a node that holds its own result, as that of a ReLU does, would hold itself, this and the model for ever
+            return tensor.detach()
 
     def _size(self, tensor: torch.Tensor) -> int:
         memory = held_of(tensor).untyped_storage()

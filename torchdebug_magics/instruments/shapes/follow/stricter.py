@@ -31,12 +31,10 @@ _INDEXED: dict[str, tuple[int, int | None, int]] = {
 _BY_TENSORS = frozenset(["index", "index_put", "index_put_"])
 _LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward"])
 _LOOKS_UP = frozenset([*_INDEXED, *_BY_TENSORS, *_LOSSES, "take", "masked_scatter", "masked_scatter_"])
-_MOVES = frozenset(
-    [
-        *("cat", "stack", "clone", "copy", "_to_copy", "repeat", "where", "masked_fill", "fill"),
-        *("zeros_like", "ones_like", "full_like", "empty_like", "new_empty", "new_zeros", "eq", "ne", "_local_scalar_dense", "arange"),
-    ]
-)
+_MOVES = {
+    *("cat", "stack", "clone", "copy", "_to_copy", "repeat", "where", "masked_fill", "fill"),
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_empty", "new_zeros", "eq", "ne", "_local_scalar_dense", "arange"),
+}
 """Ops that take any dtype, and may make much of little."""
 _OF_DTYPES = r"type|not implemented for|support|must be long"
 """What torch says where it refuses dtypes, whatever the sizes are."""
@@ -46,7 +44,7 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[
     """Raise what torch would raise for real operands."""
     name = func._schema.name.partition("::")[2]
     if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and _overlaps(args[0]):
-        _write(func, args, kwargs)
+        _ask(func, args, kwargs, lambda fake: torch.zeros((), dtype=fake.dtype).expand(fake.shape), "single memory location")
     _check_dtypes(fakes, name, func, args, kwargs)
     if name in _LOOKS_UP or _is_out_of_range(name, args):
         with unset_fake_temporarily():
@@ -57,13 +55,6 @@ def check_strictly(fakes: Fakes, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _overlaps(tensor: torch.Tensor) -> bool:
     """Whether several of its elements are one, as `expand` leaves them."""
     return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) and tensor.numel() <= _SMALL
-
-
-def _write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    def real(fake: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((), dtype=fake.dtype).expand(fake.shape) if fake is args[0] else torch.zeros(fake.shape, dtype=fake.dtype)
-
-    _ask(func, args, kwargs, real, "single memory location")
 
 
 def _check_dtypes(fakes: Fakes, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -35,23 +35,19 @@ History: TypeAlias = Callable[[torch.Tensor], Made | None]
 _VIEWS = frozenset(["view", "reshape"])
 _HANDS_ON = ("nn/functional.py", "torch/overrides.py", "nn/modules/loss.py", "nn/modules/module.py")
 """Torch's own code between the user's line and a loss."""
-PAIRED_LOSSES = frozenset(
-    [
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
-        *("soft_margin_loss", "poisson_nll_loss"),
-    ]
-)
+PAIRED_LOSSES = {
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+    *("soft_margin_loss", "poisson_nll_loss"),
+}
 """Losses of each number of the input with the same one of the target."""
 DIFFERENCES = frozenset(["sub", "__sub__", "__rsub__", "rsub", "eq", "__eq__", "ne", "__ne__", "dist", "isclose", "allclose"])
 REDUCES = frozenset(["mean", "sum", "nanmean", "nansum"])
 """To one number: of each with each, that is the product of two such numbers, or their sum, and nobody writes it so."""
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
-_MEANT = frozenset(
-    [
-        *("unsqueeze", "view", "reshape", "view_as", "reshape_as", "unflatten", "expand", "expand_as", "repeat", "transpose", "t"),
-        *("permute", "T", "mT", "swapaxes", "swapdims", "movedim", "broadcast_to"),
-    ]
-)
+_MEANT = {
+    *("unsqueeze", "view", "reshape", "view_as", "reshape_as", "unflatten", "expand", "expand_as", "repeat", "transpose", "t"),
+    *("permute", "T", "mT", "swapaxes", "swapdims", "movedim", "broadcast_to"),
+}
 """Whoever gave a tensor its dimensions by one of these had them in mind."""
 _GONE: Any = object()
 
@@ -76,9 +72,8 @@ class Suspects:
         if name in _VIEWS:
             self.first = misread(name, args[0], out, frame, module)
         else:
-            pair = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)][
-                : 2 if name in PAIRED_LOSSES else None
-            ]
+            tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)]
+            pair = tensors[:2] if name in PAIRED_LOSSES else tensors
             if len(pair) == 2 and all(type(size) is int for tensor in pair for size in tensor.shape):  # noqa: PLR2004 - a pair
                 sides = [Side(sizes(tensor), made(tensor), tensor) for tensor in pair]
                 self.first = broadcast(name, sides, site_in(frame), module, locate(frame))
@@ -104,7 +99,6 @@ def _asking(frame: FrameType, *, through_loss: bool) -> FrameType | None:
     return outer if through_loss else None
 
 
-# Whoever wants that writes the dimension there, and is left alone.
 class Side(NamedTuple):
     """One of two operands."""
 
@@ -159,10 +153,17 @@ def broadcast(name: str, pair: list[Side], site: EditSite, module: str | None, w
     crossing = Crossing.of(small.sizes, large.sizes)
     if crossing is None or not (name in PAIRED_LOSSES or _is_accident(small.made, large.made)):
         return None
-    texts = [site.operand_text(at, side.tensor, direct=True) for at, side in enumerate(pair)]
-    sizes_of = [side.sizes for side in pair]
-    sentence = f"{crossing.sentence(name, list(zip(texts, sizes_of, strict=True)))}: {crossing.meets}"
-    return suspected(sentence, name, module, where, sizes_of, texts, _squeezes(site, pair, crossing))
+    operands = [(site.operand_text(at, side.tensor, direct=True), side.sizes) for at, side in enumerate(pair)]
+    return Failure(
+        module=module,
+        op=name.strip("_"),
+        location=where,
+        operand_shapes=tuple(side.sizes for side in pair),
+        operand_names=tuple(text for text, _ in operands),
+        explanation=f"{crossing.sentence(name, operands)}: {crossing.meets}",
+        fixes=tuple(_squeezes(site, pair, crossing)),
+        error="",
+    )
 
 
 def _is_accident(small: Made | None, large: Made | None) -> bool:
@@ -197,28 +198,6 @@ def _squeezes(site: EditSite, pair: list[Side], crossing: Crossing) -> list[Fix]
     return fixes
 
 
-def suspected(
-    sentence: str,
-    name: str,
-    module: str | None,
-    where: Location,
-    operands: Sequence[tuple[int, ...]],
-    texts: Sequence[str],
-    fixes: list[Fix],
-) -> Failure:
-    """Describes as a failure what ran without an error."""
-    return Failure(
-        module=module,
-        op=name.strip("_"),
-        location=where,
-        operand_shapes=tuple(operands),
-        operand_names=tuple(texts),
-        explanation=sentence,
-        fixes=tuple(fixes),
-        error="",
-    )
-
-
 def misread(name: str, x: torch.Tensor, out: Any, frame: FrameType, module: str | None) -> Failure | None:
     """What is wrong with a view, in words and with the permutation that was meant; None where it moves no dimension."""
     site = site_in(frame)
@@ -229,4 +208,13 @@ def misread(name: str, x: torch.Tensor, out: Any, frame: FrameType, module: str 
     node, call = site.operand_node(0, x, direct=True), site.expression
     turned = moved.permuted(call) if isinstance(call, ast.Call) and node is not None else None
     fixes = [Fix(code=ast.unparse(turned), verified=True, why="the dimensions in the order that the sizes name")] if turned else []
-    return suspected(moved.sentence(name, text), name, module, locate(frame), [sizes(x)], [text], fixes)
+    return Failure(
+        module=module,
+        op=name,
+        location=locate(frame),
+        operand_shapes=(sizes(x),),
+        operand_names=(text,),
+        explanation=moved.sentence(name, text),
+        fixes=tuple(fixes),
+        error="",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from keyword import iskeyword
@@ -120,18 +121,18 @@ def as_typed(path: str) -> str:
 def together(first: Repair, second: Repair) -> Repair:
     """Two edits of which the first alone leads no further."""
     typed = (second, first) if first.moves else (first, second)
+    tables: dict[str, Any] = {
+        name: {**getattr(first, name), **getattr(second, name)} for name in ("modules", "parameters", "inputs", "attributes")
+    }
     return Repair(
         "\n".join(edit.code for edit in typed),
         "; ".join(dict.fromkeys(filter(None, (first.why, second.why)))),
         first.rank,
-        {**first.modules, **second.modules},
-        {**first.parameters, **second.parameters},
-        (*first.ops, *second.ops),
-        (*first.calls, *second.calls),
-        {**first.inputs, **second.inputs},
-        {**first.attributes, **second.attributes},
-        first.many + second.many,
-        first.moves or second.moves,
+        ops=(*first.ops, *second.ops),
+        calls=(*first.calls, *second.calls),
+        many=first.many + second.many,
+        moves=first.moves or second.moves,
+        **tables,
     )
 
 
@@ -166,12 +167,10 @@ def parameter_edit(operand: Operand, sizes: Sizes, *, rank: int = 30) -> list[Re
 
 def at_tensor(at: int, change: Callable[[Any], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments with their tensor at this place changed."""
-    count = -1
+    places = itertools.count()
 
     def changed(tensor: torch.Tensor) -> Any:
-        nonlocal count
-        count += 1
-        return change(tensor) if count == at else tensor
+        return change(tensor) if next(places) == at else tensor
 
     return rebuilt(args, changed), rebuilt(kwargs, changed)
 
@@ -226,11 +225,9 @@ def _argument(facts: FailureFacts, at: int, change: ValueChange) -> Repair | Non
 
 def _insertion(facts: FailureFacts, at: int, change: ValueChange) -> Repair | None:
     """A module put before the failing one in its `nn.Sequential`."""
-    layer = change.text("x")
     parent, _, place = (facts.path or "").rpartition(".")
-    if at or facts.path is None or not place.isdigit() or type(facts.modules.get(parent)) is not torch.nn.Sequential:
-        return None
-    if layer != "x.flatten(1)":
+    is_listed = place.isdigit() and type(facts.modules.get(parent)) is torch.nn.Sequential
+    if at or facts.path is None or not is_listed or change.text("x") != "x.flatten(1)":
         return None
     code = f"{as_typed(parent)}.insert({place}, nn.Flatten())"
     return Repair(code, calls=(CallEdit(facts.path, None, lambda args, kwargs: at_tensor(0, change.apply, args, kwargs)),), moves=True)

@@ -143,7 +143,7 @@ def facts_of(run: Forward, said: BaseException | None = None, guard: Guard | Non
     names = {id(tensor): name for name, tensor in inputs}
     call = calls[-1] if calls else None
     given = tuple(
-        Operand(tensor, _named(tensor, at, "", site, names, direct=len(below) == 1), owned=False, made=run.made(tensor))
+        Operand(tensor, _named(tensor, at, site, names, direct=len(below) == 1), owned=False, made=run.made(tensor))
         for at, (_, tensor) in enumerate(named_tensors((call.args, call.kwargs) if call is not None else ()))
     )
     operands = _operands(failed, site, names, below) if failed is not None else given
@@ -197,13 +197,12 @@ def is_loss(module: torch.nn.Module | None) -> bool:
 def _operands(failed: Failed, site: EditSite | None, names: Mapping[int, str], below: list[FailedCall]) -> tuple[Operand, ...]:
     operands = []
     for at, ((place, tensor), made) in enumerate(zip(failed.operands, failed.made, strict=True)):
-        owned = at in failed.owned
         one_each = not below or not at or is_loss(below[0].module)  # the arguments of the module are those of the op
-        name = place if owned else _named(tensor, at, "", site, names, direct=len(below) <= 1 and one_each)
-        operands.append(Operand(tensor, name, owned, made))
+        name = place if at in failed.owned else _named(tensor, at, site, names, direct=len(below) <= 1 and one_each)
+        operands.append(Operand(tensor, name, at in failed.owned, made))
     return tuple(operands)
 
 
-def _named(tensor: torch.Tensor, at: int, place: str, site: EditSite | None, names: Mapping[int, str], *, direct: bool) -> str:
+def _named(tensor: torch.Tensor, at: int, site: EditSite | None, names: Mapping[int, str], *, direct: bool) -> str:
     text = site.operand_text(at, tensor, direct=direct) if site is not None else ""
-    return text or names.get(id(tensor), place)
+    return text or names.get(id(tensor), "")

@@ -192,10 +192,10 @@ def _with_part(code: str, part: str, new: str) -> str:
 
 def _of_caller(code: str, caller: Caller | None) -> str:
     """The user's name for the model in the place of ours, which stands where it is a list of modules, or one alone."""
-    call = caller.site.expression if caller is not None else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
-        return code
-    return OUR_NAME.sub(ast.unparse(call.func), code)
+    match caller.site.expression if caller is not None else None:
+        case ast.Call(ast.Name() | ast.Attribute() as model):
+            return OUR_NAME.sub(ast.unparse(model), code)
+    return code
 
 
 def _at_call(edit: Repair, caller: Caller | None) -> str:
@@ -264,14 +264,8 @@ def _is_alike_in_others(path: str, facts: FailureFacts) -> bool:
     whole = facts.modules.get(holder)
     others = [module for module in live_modules() if type(module) is type(whole) and module is not whole] if whole is not None else []
     own = repr(whole.get_submodule(inner)) if whole is not None else ""
-    return all(repr(part) == own for module in others if (part := _part(module, inner)) is not None)
-
-
-def _part(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        return None
+    parts = (dict(module.named_modules(remove_duplicate=False)).get(inner) for module in others)
+    return all(repr(part) == own for part in parts if part is not None)
 
 
 def _where_it_ran(repair: Repair, code: str) -> tuple[Edit, ...]:
@@ -305,12 +299,8 @@ def _before_it(repair: Repair, code: str, failing: EditSite) -> Edit | None:
         case [ast.Assign([ast.Name(name)], value)] if name in failing.names and not repair.modules and whole is not None:
             is_here = all((site.code, site.line) == (failing.code, failing.line) for site in repair.sites)
             source = Source(location(failing.code.co_filename, failing.line, failing.code.co_name), whole)
-            if (
-                source.statement is not None
-                and (repair.inputs or name in names_in(value))
-                and is_here
-                and not (repair.inputs and repair.ops)
-            ):
+            is_alone = bool(repair.inputs) != bool(repair.ops) or not repair.inputs
+            if source.statement is not None and (repair.inputs or name in names_in(value)) and is_here and is_alone:
                 return source.before(source.statement, code)
     return None
 

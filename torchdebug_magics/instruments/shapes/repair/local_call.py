@@ -58,11 +58,9 @@ class LocalCall:
     """The op that failed; or the module of torch's, where one of these failed, as its arguments are what the user wrote."""
 
     def __init__(self, facts: FailureFacts) -> None:
-        whole = facts.calls_module and not is_loss(facts.module)
+        whole = facts.calls_module and not is_loss(facts.module) and facts.call is not None and facts.call.module is facts.module
         self._device = "meta"
-        self._module = (
-            _without_data(facts.module, "meta") if whole and facts.call is not None and facts.call.module is facts.module else None
-        )
+        self._module = _without_data(facts.module, "meta") if whole else None
         self.facts = replace(facts, operands=facts.given) if self._module is not None else facts
         """The same failure, with those operands that are asked for."""
         self.operands = self.facts.operands
@@ -137,10 +135,11 @@ class LocalCall:
         made_with = arguments(self.facts.module) if self._module is not None and self.facts.module is not None else None
         given = self._args if self._module is None else [(), {}]
         numbers = [*(made_with[1].values() if made_with is not None else ()), *given[0], *given[1].values()]
-        values = [number for value in numbers for number in _numbers(value)]
+        each = [number for value in numbers for number in (value if isinstance(value, (tuple, list)) else [value])]
+        values = [number for number in each if type(number) is int]
         weights = [size for parameter in (self._module.parameters() if self._module is not None else ()) for size in parameter.shape]
         lengths = [size for operand in sorted(self.operands, key=lambda operand: not operand.owned) for size in operand.sizes]
-        return [fromkey for fromkey in dict.fromkeys([*values, *weights, *lengths]) if fromkey > 0]
+        return [size for size in dict.fromkeys([*values, *weights, *lengths]) if size > 0]
 
     def _groups(self) -> list[tuple[int, ...]]:
         """The places of several of one shape, such as two states; then those of each tensor, the last one first."""
@@ -156,11 +155,6 @@ class LocalCall:
 
 def _near(size: int) -> list[int]:
     return [size + 1, size + 2, size + 3, *(smaller for smaller in (size - 1, size - 2) if smaller > 0)]
-
-
-def _numbers(value: Any) -> list[int]:
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return [value for value in values if type(value) is int]
 
 
 def resized_to(wanted: Sizes, tensor: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,9 @@ def _is_torchs(kind: Any) -> bool:
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The arguments of a class of torch's; none where it takes any number of them."""
+    """The arguments of a class; none where it is torch's and takes any number of them."""
+    if is_user_code(kind.__init__.__code__):
+        return dict(inspect.signature(kind).parameters)
     named = dict(inspect.signature(nn.RNNBase if issubclass(kind, nn.RNNBase) else kind).parameters)
     if issubclass(kind, nn.RNNBase):  # these hand on what they are given
         del named["mode"]
@@ -61,20 +63,15 @@ def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in named.items() if name not in _PLACES and not name.startswith("_")}
 
 
-_PARAMETRIZED = {
-    "_WeightNorm": "weight_norm",
-    "_SpectralNorm": "spectral_norm",
-    "WeightNorm": "weight_norm",
-    "SpectralNorm": "spectral_norm",
-}
+_PARAMETRIZED = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
 
 
 def _wrapper(module: nn.Module) -> str | None:
     """The function of torch's that has normed its weight, ``weight_norm``; empty for none, None for one that is not known."""
-    hooks = (hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ in _PARAMETRIZED)
+    hooks = (hook for hook in module._forward_pre_hooks.values() if type(hook).__name__.strip("_") in _PARAMETRIZED)
     parametrizations = getattr(module, "parametrizations", {})
     norms = [*hooks, *(norm for name in parametrizations for norm in parametrizations[name])]
-    names = {_PARAMETRIZED.get(type(norm).__name__) for norm in norms}
+    names = {_PARAMETRIZED.get(type(norm).__name__.strip("_")) for norm in norms}
     return names.pop() if len(names) == 1 else None if names else ""
 
 
@@ -113,7 +110,7 @@ def rebuilt_module(module: nn.Module | None, path: str | None, *, rank: int = 20
         return []
     wrapper, made = _wrapper(module), typed(kind, new)
     code = f"{as_typed(path or '')} = {f'{wrapper}({made})' if wrapper else made}"
-    return [Repair(code, why, rank, modules={path or "": _maker(kind, new)})]
+    return [Repair(code, why, rank, modules={path or "": functools.partial(_made_anew, kind, new)})]
 
 
 def _own_class(module: nn.Module, changes: dict[str, Any]) -> tuple[str, Callable[[nn.Module], nn.Module]] | None:
@@ -154,11 +151,8 @@ def called_with(module: nn.Module) -> dict[str, Any] | None:
             return None
         numbers = dict(zip(choices, values, strict=True))
         new = quietly(functools.partial(made_like, kind, numbers, module))
-        if (
-            new is not None
-            and (made := _state(new)).keys() == state.keys()
-            and all(_is_same(made[name], value) for name, value in state.items())
-        ):
+        made = {} if new is None else _state(new)
+        if made.keys() == state.keys() and all(_is_same(made[name], value) for name, value in state.items()):
             return numbers
     return None
 
@@ -213,9 +207,9 @@ def made_like(kind: type[nn.Module], given: Mapping[str, Any], old: nn.Module) -
     return kind(**given).to(place).train(old.training)
 
 
-def _on_meta(kind: Any, *args: Any, **kwargs: Any) -> nn.Module:
+def _on_meta(kind: Any, **given: Any) -> nn.Module:
     with torch.device("meta"):
-        made: nn.Module = kind(*args, **kwargs)
+        made: nn.Module = kind(**given)
     return made
 
 
@@ -226,29 +220,21 @@ def made_on_meta(kind: type[nn.Module], arguments: Mapping[str, Any]) -> nn.Modu
 
 def _needed(kind: type[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not the default: some classes refuse what they cannot do, even by its usual value."""
-    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
-    return {name: given[name] for name, parameter in named.items() if name in given and given[name] != parameter.default}
+    parameters = _parameters(kind).items()
+    return {name: given[name] for name, parameter in parameters if name in given and given[name] != parameter.default}
 
 
-def _maker(kind: type[nn.Module], new: dict[str, Any]) -> Callable[[nn.Module], nn.Module]:
-    def made(old: nn.Module) -> nn.Module:
-        like = next(old.parameters(), None)
-        module = _on_meta(kind, **_needed(kind, new))
-        if like is not None and like.is_floating_point():
-            module = module.to(like.dtype)
-        return module.train(old.training)
-
-    return made
+def _made_anew(kind: type[nn.Module], new: Mapping[str, Any], old: nn.Module) -> nn.Module:
+    module, like = _on_meta(kind, **_needed(kind, new)), next(old.parameters(), None)
+    is_floating = like is not None and like.is_floating_point()
+    return (module.to(like.dtype) if like is not None and is_floating else module).train(old.training)
 
 
 def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
     """The call that makes it; what has a default is named, but for the first argument."""
-    named = inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind)
-    shown = [
-        repr(_short(new[name])) if parameter.default is parameter.empty or not at else f"{name}={_short(new[name])!r}"
-        for at, (name, parameter) in enumerate(named.items())
-        if name in new and new[name] != parameter.default
-    ]
+    parameters = enumerate(_parameters(kind).items())
+    unnamed = {name for at, (name, parameter) in parameters if not at or parameter.default is parameter.empty}
+    shown = [f"{'' if name in unnamed else f'{name}='}{_short(value)!r}" for name, value in _needed(kind, new).items()]
     prefix = "nn." if kind.__module__.startswith("torch.nn") else ""
     return f"{prefix}{kind.__name__}({', '.join(shown)})"
 
@@ -256,7 +242,7 @@ def typed(kind: type[nn.Module], new: Mapping[str, Any]) -> str:
 def changed_call(old: ast.Call, new: ast.Call, module: nn.Module) -> ast.Call:
     """The user's call with the arguments alone changed by which the new one makes another module than the one that is there."""
     kind: Any = type(module)
-    names = list(inspect.signature(kind).parameters if is_user_code(kind.__init__.__code__) else _parameters(kind))
+    names = list(_parameters(kind))
     if any(isinstance(part, ast.Starred) for part in old.args) or any(option.arg is None for option in old.keywords):
         return new
     given = {**dict(zip(names, new.args, strict=False)), **{option.arg: option.value for option in new.keywords if option.arg}}

@@ -9,21 +9,17 @@ from collections.abc import Iterator
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
 
-_MAKERS = frozenset(
-    [
-        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "embedding"),
-        *("embedding_bag", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "lstm", "gru"),
-        *("rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "multi_head_attention_forward"),
-        *("scaled_dot_product_attention", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "one_hot", "cdist"),
-    ]
-)
+_MAKERS = {
+    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "embedding"),
+    *("embedding_bag", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "lstm", "gru"),
+    *("rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "multi_head_attention_forward"),
+    *("scaled_dot_product_attention", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "one_hot", "cdist"),
+}
 """Ops that decide sizes; the others pass on, or take from, those of their first operand."""
-_FEATURES_LAST = frozenset(
-    [
-        *("linear", "embedding", "bilinear", "lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"),
-        *("scaled_dot_product_attention",),
-    ]
-)
+_FEATURES_LAST = {
+    *("linear", "embedding", "bilinear", "lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"),
+    *("scaled_dot_product_attention",),
+}
 TURNS = frozenset(["transpose", "permute", "t", "mT", "T", "swapaxes", "swapdims", "movedim"])
 RESHAPES = frozenset(["view", "reshape", "flatten", "ravel", "view_as", "reshape_as"])
 JOINS = frozenset(["cat", "concat", "concatenate", "hstack", "vstack"])
@@ -33,7 +29,7 @@ def steps(made: Made | None) -> Iterator[Made]:
     """From the last to the first, along the first operand that has a history."""
     while made is not None:
         yield made
-        made = before(made)
+        made = next((earlier for _, earlier in made.inputs if earlier is not None), None)
 
 
 def same_input(made: Made | None) -> Made | None:
@@ -61,11 +57,6 @@ def every_step(made: Made | None) -> Iterator[Made]:
             seen.add(id(step))
             yield step
             todo += [inner for _, inner in step.inputs]
-
-
-def before(made: Made) -> Made | None:
-    """What it was made from."""
-    return next((earlier for _, earlier in made.inputs if earlier is not None), None)
 
 
 def maker(made: Made | None) -> Made | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -60,12 +60,8 @@ class EditSite:
         for node in (*nodes[at : at + 1], *nodes):  # the same tensor may have two names
             if isinstance(node, ast.Name) and self.names.get(node.id) is tensor:
                 return node
-        if not direct or at >= len(nodes):
-            return None
-        node = nodes[at]
-        if isinstance(node, ast.Name) and isinstance(self.names.get(node.id), torch.Tensor):
-            return None  # it holds another tensor
-        return None if isinstance(node, ast.Name) and node.id in self.names else node
+        operand = nodes[at] if direct and at < len(nodes) else None
+        return None if isinstance(operand, ast.Name) and operand.id in self.names else operand  # else it holds another tensor
 
     def changed(self, node: ast.expr, text: Callable[[str], str]) -> str:
         """The expression with one operand changed."""
@@ -78,24 +74,22 @@ class EditSite:
 
     def assigns_over(self, name: str) -> bool:
         """Whether nothing after this line reads the variable as it is now: it is given anew, or returned from."""
-        statement = self.statement
-        if isinstance(statement, ast.Return):
-            return True
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        targets = self.statement.targets if isinstance(self.statement, ast.Assign) else []
+        return isinstance(self.statement, ast.Return) or name in map(dotted, targets)
 
     def _operands(self) -> list[ast.expr]:
         node = self.expression
-        if isinstance(node, ast.BinOp):
-            return [side for side in (node.left, node.right) if not isinstance(side, ast.Constant)]
-        if isinstance(node, ast.AugAssign):
-            return [node.target, node.value]
-        if isinstance(node, ast.Compare):
-            return [node.left, *node.comparators]
-        if isinstance(node, ast.Subscript):
-            return [node.value, *_spread([node.slice])]
-        if isinstance(node, ast.Call):
-            return list(_spread([*self._receiver(node), *node.args, *(keyword.value for keyword in node.keywords)]))
+        match node:
+            case ast.BinOp(left, _, right):
+                return [side for side in (left, right) if not isinstance(side, ast.Constant)]
+            case ast.AugAssign(target, _, value):
+                return [target, value]
+            case ast.Compare(left, _, others):
+                return [left, *others]
+            case ast.Subscript(value, part):
+                return [value, *_spread([part])]
+            case ast.Call(_, args, keywords):
+                return list(_spread([*self._receiver(node), *args, *(keyword.value for keyword in keywords)]))
         return []
 
     def _receiver(self, node: ast.Call) -> list[ast.expr]:
@@ -128,44 +122,41 @@ def caller_of(site: EditSite, names: Sequence[str]) -> Caller | None:
     call = site.expression
     if not isinstance(call, ast.Call) or len(call.args) != len(names) or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
-    return Caller(
-        site,
-        {
-            **dict(zip(names, call.args, strict=True)),
-            **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None},
-        },
-    )
+    options = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    return Caller(site, {**dict(zip(names, call.args, strict=True)), **options})
+
+
+def traces(error: BaseException) -> Iterator[TracebackType]:
+    """The entries of a traceback, the outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def site_of(error: BaseException) -> tuple[EditSite | None, int]:
     """(the innermost line of the user's, how many frames lead to it); None where code of a library lies below it, or none is the user's."""
-    innermost: tuple[Any, int, int, int] | None = None
-    step, depth = error.__traceback__, 0
-    while step is not None:
-        depth += 1
-        kind = owner(step.tb_frame.f_code.co_filename)
-        if kind == "user":
-            innermost = (step.tb_frame, step.tb_lasti, step.tb_lineno, depth)
-        elif kind == "library":
-            innermost = None
-        step = step.tb_next
+    innermost: tuple[TracebackType, int] | None = None
+    depth = 0
+    for depth, trace in enumerate(traces(error), 1):
+        kind = owner(trace.tb_frame.f_code.co_filename)
+        innermost = (trace, depth) if kind == "user" else None if kind == "library" else innermost
     if innermost is None:
         return None, depth
-    frame, instruction, line, depth = innermost
-    statement, expression = _nodes(frame.f_code, instruction, line)
-    return EditSite(frame.f_code, instruction, line, statement, expression, dict(frame.f_locals)), depth
+    trace, depth = innermost
+    return site_at(trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti, dict(trace.tb_frame.f_locals)), depth
 
 
 def site_at(code: CodeType, line: int, instruction: int, names: Mapping[str, Any] = MappingProxyType({})) -> EditSite:
     """A line that ran before: what its variables held is not known any more, save where `names` says it."""
-    statement, expression = _nodes(code, instruction, line)
-    return EditSite(code, instruction, line, statement, expression, names)
+    tree, place = tree_of(code.co_filename), span(code, instruction)
+    node = None if tree is None or place is None else expressions(tree).get(place)
+    return EditSite(code, instruction, line, statement_at(tree, line), node, names)
 
 
 def site_in(frame: FrameType) -> EditSite:
     """The expression that runs now."""
-    line = frame.f_lineno or frame.f_code.co_firstlineno
-    return EditSite(frame.f_code, frame.f_lasti, line, *_nodes(frame.f_code, frame.f_lasti, line), local_values(frame))
+    return site_at(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno, frame.f_lasti, local_values(frame))
 
 
 def assignments(site: EditSite, name: str) -> list[ast.Assign]:
@@ -173,14 +164,6 @@ def assignments(site: EditSite, name: str) -> list[ast.Assign]:
     lines = range(site.code.co_firstlineno, site.line + 1)
     above = (node for node in nodes(ast.Assign, tree_of(site.code.co_filename)) if node.lineno in lines)
     return sorted((node for node in above if [dotted(target) for target in node.targets] == [name]), key=lambda node: -node.lineno)
-
-
-def _nodes(code: CodeType, instruction: int, line: int) -> tuple[ast.stmt | None, ast.AST | None]:
-    tree = tree_of(code.co_filename)
-    if tree is None:
-        return None, None
-    statement, place = statement_at(tree, line), span(code, instruction)
-    return statement, None if place is None else expressions(tree).get(place)
 
 
 def _spread(nodes: list[ast.expr]) -> Iterator[ast.expr]:

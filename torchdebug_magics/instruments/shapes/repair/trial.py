@@ -34,9 +34,7 @@ SMALL = 1 << 20
 """Elements up to which an input is changed on real tensors, so that its numbers are known."""
 _LARGEST = 2048
 _ALONG: dict[int, tuple[type[torch.nn.Module], ...]] = {
-    1: (torch.nn.Conv1d, torch.nn.ConvTranspose1d, torch.nn.MaxPool1d, torch.nn.AvgPool1d),
-    2: (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.MaxPool2d, torch.nn.AvgPool2d),
-    3: (torch.nn.Conv3d, torch.nn.ConvTranspose3d, torch.nn.MaxPool3d, torch.nn.AvgPool3d),
+    many: tuple(getattr(torch.nn, f"{kind}{many}d") for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool")) for many in (1, 2, 3)
 }
 """What makes the last dimensions of an input its height and width."""
 _MOST = 14
@@ -98,9 +96,8 @@ class Trials:
     def _is_quick(self, run: Forward) -> bool:
         """Whether it may be run on real tensors; never one that would wait for other ranks."""
         parameters = list(self.model.parameters())
-        return (
-            run.flops <= _QUICK_FLOPS and ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
-        )
+        is_whole = ranks_of(parameters) == 1 and not any(parameter.device.type == "meta" for parameter in parameters)
+        return is_whole and run.flops <= _QUICK_FLOPS
 
     def _with(self, edits: Sequence[Repair], fakes: Fakes | None) -> Forward | None:
         inputs: Any = self.inputs
@@ -244,19 +241,20 @@ def fitting_sizes(facts: FailureFacts, cause: Diagnosis, trials: Trials) -> tupl
     if len(set(tensor.shape[2:])) != 1 or now < 2:
         return ()
     trials.allow(2 * _MOST)
-    search = _Search(facts, name, tensor, spatial, trials)
+    search = _Search(name, tensor, spatial, trials)
     if cause.fit is None:
         return search.multiple(now)
-    first = search.smallest(now, cause.fit)
+    first = search.boundary(now, None, 0) if cause.fit[0] < cause.fit[1] else search.boundary(0, now, 0)
+    first = first if first is not None and search.outcome(first) == 0 else None
     kernels = [getattr(module, "kernel_size", 1) for module in facts.modules.values() if isinstance(module, _ALONG[spatial])]
     largest = max((max(kernel) if isinstance(kernel, tuple) else int(kernel) for kernel in kernels), default=1)
     if first is None or first < largest:  # a kernel would see but the padding
         return ()
     if now < first and all(search.outcome(size) == 0 for size in (first + 1, 4 * first)):
         return (_fix(name, f"{_shown(first, spatial)} or more"),)
-    last = search.largest(first)
+    beyond = search.boundary(first, None, 1)
     # A range is stated where it ends where it is said to.
-    end = ", for example" if last is None else f" to {_shown(last, spatial)}" if last > first else ""
+    end = ", for example" if beyond is None else f" to {_shown(beyond - 1, spatial)}" if beyond - 1 > first else ""
     return (_fix(name, f"{_shown(first, spatial)}{end}"),)
 
 
@@ -267,8 +265,7 @@ def _fix(name: str, shown: str) -> Fix:
 class _Search:
     """How the failing size compares with the wanted one, by the size of the input."""
 
-    def __init__(self, facts: FailureFacts, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
-        self._facts = facts
+    def __init__(self, name: str, tensor: torch.Tensor, spatial: int, trials: Trials) -> None:
         self._name = name
         self._tensor = tensor
         self._spatial = spatial
@@ -295,16 +292,21 @@ class _Search:
             return -1 if "small" in facts.text or "greater than" in facts.text else None
         return -1 if fit[0] < fit[1] else 1
 
-    def largest(self, first: int) -> int | None:
-        """The largest size up to which all fit, from one that does; None where it was not found in so many trials."""
-        last, gap = first, 1
-        while (outcome := self.outcome(last + gap)) == 0:
-            last, gap = last + gap, 2 * gap
-        while gap > 1 and outcome is not None:
-            gap //= 2
-            outcome = self.outcome(last + gap)
-            last += gap if outcome == 0 else 0
-        return None if outcome is None else last
+    def boundary(self, low: int, high: int | None, limit: int) -> int | None:
+        """The first size above `low` whose outcome is at least `limit`; `high` is one, where that is known. None where it was not found."""
+        gap = 1
+        while high is None:
+            outcome = self.outcome(low + gap)
+            if outcome is None or low + gap > _LARGEST:
+                return None
+            low, high, gap = (low + gap, None, 2 * gap) if outcome < limit else (low, low + gap, gap)
+        while high - low > 1:
+            middle = (low + high) // 2
+            outcome = self.outcome(middle)
+            if outcome is None:
+                return None
+            low, high = (middle, high) if outcome < limit else (low, middle)
+        return high
 
     def multiple(self, now: int) -> tuple[Fix, ...]:
         """The next multiple of 2, 4, 8, 16 or 32 that fits, where the next one after it fits, too."""
@@ -314,27 +316,6 @@ class _Search:
                 fix = _fix(self._name, _shown(first, self._spatial))
                 return (replace(fix, why=f"{fix.why}: a multiple of {step}"),)
         return ()
-
-    def smallest(self, now: int, fit: tuple[int, int]) -> int | None:
-        """The smallest size that is not too small, if it fits."""
-        low, high = (now, None) if fit[0] < fit[1] else (0, now)
-        size = now
-        while high is None:
-            size *= 2
-            outcome: Any = self.outcome(size)
-            if size > _LARGEST or outcome is None:
-                return None
-            if outcome >= 0:
-                high = size
-            else:
-                low = size
-        while high - low > 1:
-            middle = (low + high) // 2
-            outcome = self.outcome(middle)
-            if outcome is None:
-                return None
-            low, high = (middle, high) if outcome < 0 else (low, middle)
-        return high if self.outcome(high) == 0 else None
 
 
 def _shown(size: int, spatial: int) -> str:

@@ -9,24 +9,23 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rules import (
     broadcasting,
     dtypes_and_devices,
-    layers,
+    inputs_and_indices,
     losses,
     python,
     sizes,
     subscripts,
     views,
 )
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beside
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, shown
 
 __all__ = ["Diagnosis", "diagnosis"]
 _RULES: tuple[Callable[[FailureFacts], Diagnosis | None], ...] = (
     dtypes_and_devices.device,
-    layers.embedding,
+    subscripts.embedding,
     losses.loss,
     python.tuples,
     python.unpacked,
-    layers.norm,
+    inputs_and_indices.norm,
     sizes.pair,
     dtypes_and_devices.stored,
     dtypes_and_devices.dtype,
@@ -45,17 +44,11 @@ _KNOWN: WeakKeyDictionary[FailureFacts, Diagnosis] = WeakKeyDictionary()
 def diagnosis(facts: FailureFacts) -> Diagnosis:
     """What is wrong; the error's own words where no rule knows."""
     if facts not in _KNOWN:
-        _KNOWN[facts] = _diagnosis(facts)
-    return _KNOWN[facts]
-
-
-def _diagnosis(facts: FailureFacts) -> Diagnosis:
-    for rule in _RULES:
         # A rule that stumbles over operands that it did not think of must not cost the user the report; it is one line of it.
-        cause = facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts)
-        if cause is not None:
-            return beside(facts, cause)
-    return Diagnosis(_own_words(facts))
+        causes = (facts.guard.run(f"the rule {rule.__module__.rpartition('.')[2]}.{rule.__name__}", rule, facts) for rule in _RULES)
+        cause = next(filter(None, causes), None)
+        _KNOWN[facts] = Diagnosis(_own_words(facts)) if cause is None else inputs_and_indices.beside(facts, cause)
+    return _KNOWN[facts]
 
 
 def _own_words(facts: FailureFacts) -> str:

@@ -1,33 +1,45 @@
-"""Elementwise ops: sizes that are to be equal, or one."""
+"""Elementwise ops: sizes that are to be equal, or one.
+
+Often these are two ways through a network that meet again: residual blocks, and skip connections between pictures of several sizes.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import nn
 
-from torchdebug_magics.instruments.shapes.repair.edit import Repair, on_operand
+from torchdebug_magics.format import shape
+from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall
-from torchdebug_magics.instruments.shapes.repair.rules.candidates import placed, subscript
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import as_large, interpolated, placed, subscript
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import otherwise
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted, shortened, too_long
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import otherwise
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, from_another_level, projected, resized
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    Diagnosis,
-    clashes,
-    orders,
-    producer_edits,
-    reorder,
-    shown,
-)
-from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, features_last, of_inputs
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, orders, producer_edits, reorder, shown
+from torchdebug_magics.instruments.shapes.repair.size_history import came_from, channels_first, comes_from, features_last, makers, of_inputs
+from torchdebug_magics.probing.source.syntax import names_in
 
 _IS_ABOUT_SIZES = re.compile("must match the size of tensor|broadcast|match the existing size|must match the existing")
+_IMAGES = 4
+"""Dimensions."""
+_CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+"""Convolutions by the dimensions of what they take."""
+_DEEP = 2
+"""Layers of a long way that make a short one worth a layer of its own; a single one would be made to fit."""
+_NEXT_LEVEL = 1.5
+"""How many times larger a picture of another level is, at least; less is the rounding of an odd size."""
 _PICTURES = (4, 5)
 """Dimensions of a batch of pictures, or of volumes."""
+_LONGEST = 62
+"""Characters of an expression that stands in a sentence, with its quotes."""
 _ROWS = 2
 """Dimensions of a row of steps, and how far from the end the steps stand where features are behind them."""
 
@@ -44,22 +56,18 @@ def broadcast(facts: FailureFacts) -> Diagnosis | None:
     x, y = facts.operands[a], facts.operands[b]
     dims = clashes(x.sizes, y.sizes)
     at = dims[0]
-    text = (
-        f"`{facts.site.text}`"
-        if facts.site is not None and facts.site.text and facts.direct and len(facts.site.text) <= 60
-        else f"`{facts.op.strip('_')}`"
-    )
+    text = facts.written if len(facts.written) <= _LONGEST else f"`{facts.op.strip('_')}`"
     where = f" in `{facts.path}`" if facts.path and not (facts.site is not None and facts.direct) else ""
     sizes = f"{x.sizes[at]} and {y.sizes[at]} in {_place(at, len(x.sizes), len(y.sizes))}"
     sentence = f"{text}{where} cannot broadcast {_told(x)} with {_told(y)}: {sizes}"
     table, other_size = (x, y.sizes[at]) if not of_inputs(x.made) else (y, x.sizes[at])
     long = too_long(facts, other_size, table.sizes[at]) if not of_inputs(table.made) else ""
     sentence += f": {long}" if long else ""
-    unspread = any(_spreads(facts, a, b).values())
+    spread = {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
+    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
     culprit, computed = y if x.made is None else x, of_inputs(x.made) and of_inputs(y.made)
-    return Diagnosis(
-        sentence, tuple(_edits(facts, a, b)), culprit, None if computed or unspread else (x.sizes[at], y.sizes[at]), rounded=computed
-    )
+    fit = None if computed or unspread else (x.sizes[at], y.sizes[at])
+    return Diagnosis(sentence, tuple(_edits(facts, spread)), culprit, fit, rounded=computed)
 
 
 def _is_elementwise(facts: FailureFacts) -> bool:
@@ -81,20 +89,19 @@ def _told(x: Operand) -> str:
     return f"{named}{f' ({source})' if source and (not x.name or x.name not in source) else ''}"
 
 
-def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
+def _edits(facts: FailureFacts, spread: Mapping[int, list[Repair]]) -> list[Repair]:
+    """The edits of both operands, the second one first; `spread` has those that put dimensions of one in the places that they lack."""
     edits: list[Repair] = []
-    spread = _spreads(facts, a, b)
-    unspread = any(spread.values())  # then their sizes are right, and stand in the wrong places
-    for at, to in ((b, a), (a, b)):
+    unspread = any(spread.values())
+    for later, (at, to) in enumerate(itertools.permutations(spread)):
         x, y = facts.operands[at], facts.operands[to]
-        later = 0 if at == b else 1
         edits += spread[at]
         edits += _moved(facts, at, y, 8 + later)
         edits += as_large(facts, x, y, rank=12)
         edits += reduced[1] if (reduced := otherwise(x, y.sizes.__eq__)) is not None else ()
-        edits += from_another_level(facts, at, y, 7 + later)
-        edits += projected(facts, at, y, 9 + later)
-        edits += resized(facts, at, y, 14 + later)
+        edits += _from_another_level(facts, at, y, 7 + later)
+        edits += _projected(facts, at, y, 9 + later)
+        edits += _resized(facts, at, y, 14 + later)
         edits += _cut(facts, at, y, 30 + later) if not unspread else []
         dims = clashes(x.sizes, y.sizes)
         pairs = {(x.sizes[dim], y.sizes[dim]) for dim in dims}
@@ -106,10 +113,6 @@ def _edits(facts: FailureFacts, a: int, b: int) -> list[Repair]:
         if len(dims) == 1 and dims[0] + len(x.sizes) and not unspread:  # no layer decides how many samples there are
             edits += producer_edits(facts, x, x.sizes[dims[0]], y.sizes[dims[0]], rank=20 + later)
     return edits
-
-
-def _spreads(facts: FailureFacts, a: int, b: int) -> dict[int, list[Repair]]:
-    return {b: _spread(facts, b, facts.operands[a], 4), a: _spread(facts, a, facts.operands[b], 5)}
 
 
 def _spread(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
@@ -182,3 +185,67 @@ def _is_length(facts: FailureFacts, x: Operand, y: Operand, dim: int) -> bool:
         return dim == -_ROWS and (len(y.sizes) not in _PICTURES or y.sizes[dim] in lengths)
     lengths = {tensor.shape[1] for _, tensor in facts.inputs if tensor.dim() == _ROWS}
     return y.sizes[-1] in lengths and not features_last(y.made)
+
+
+def _from_another_level(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
+    """The one other picture among the user's variables that has the wanted shape: a skip connection from the wrong level."""
+    x, site = facts.operands[at], facts.site
+    if site is None or not facts.direct or {len(x.sizes), len(y.sizes)} != {_IMAGES} or x.name not in site.names or not of_inputs(x.made):
+        return []
+    is_rounded = all(max(pair) < _NEXT_LEVEL * min(pair) for pair in zip(x.sizes[2:], y.sizes[2:], strict=True))
+    used = names_in(site.expression)  # what the other operand is computed of is no skip connection
+    tensors = {name: value for name, value in site.names.items() if isinstance(value, torch.Tensor) and name not in used}
+    fitting = [name for name, value in tensors.items() if tuple(value.shape) == y.sizes and value is not y.tensor]
+    if len(fitting) != 1 or (is_rounded and x.sizes[1] == y.sizes[1]):
+        return []
+    change = ValueChange(lambda _: fitting[0], lambda tensor: tensor.new_zeros(y.sizes))
+    return on_operand(facts, at, change, rank=rank, why=f"`{fitting[0]}` is {shape(y.sizes)}")
+
+
+def _projected(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
+    """The short way of a residual block, through a Linear, or a convolution of one pixel, that changes features and size.
+
+    An `nn.Identity`, or an empty `nn.Sequential`, that the block keeps for this way becomes that layer.
+    """
+    x, module = facts.operands[at], None
+    if x.made is None or len(x.sizes) != len(y.sizes) or not comes_from(y.made, x.made) or x.sizes[0] != y.sizes[0]:
+        return []
+    if channels_first(y.made) and (convolution := _CONVOLUTIONS.get(len(x.sizes))) and x.sizes[1] != y.sizes[1]:
+        strides = {-(-here // there) for here, there in zip(x.sizes[2:], y.sizes[2:], strict=True) if there}
+        if len(strides) == 1:
+            module = convolution(x.sizes[1], y.sizes[1], 1, stride=strides.pop(), device="meta")
+    elif len(x.sizes) in {2, 3} and x.sizes[:-1] == y.sizes[:-1] and x.sizes[-1] != 1 and features_last(y.made):
+        long_way = list(itertools.takewhile(lambda step: step is not x.made, makers(y.made)))
+        module = nn.Linear(x.sizes[-1], y.sizes[-1], device="meta") if len(long_way) >= _DEEP else None
+    own = {path: part for path, part in facts.modules.items() if path and path.rpartition(".")[0] == facts.path}
+    kept = [path for path, part in own.items() if isinstance(part, nn.Identity) or (type(part) is nn.Sequential and not len(part))]
+    why = "the skip connection with the shape of the main path"
+    if module is None or len(kept) > 1:
+        return []
+    return rebuilt_module(module, kept[0], rank=rank, why=why) if kept else _with_shortcut(facts, at, module, y, rank, why)
+
+
+def _with_shortcut(facts: FailureFacts, at: int, module: nn.Module, y: Operand, rank: int, why: str) -> list[Repair]:
+    """The short way through a new layer, and through nothing in the other blocks of the same kind."""
+    like = [as_typed(path) for path, part in facts.modules.items() if type(part) is type(facts.module) and part is not facts.module]
+    others = "".join(f"{path}.shortcut = nn.Identity()\n" for path in like)
+
+    def differs(args: Any) -> bool:
+        return len({tuple(argument.shape) for argument in args if isinstance(argument, torch.Tensor)}) > 1
+
+    change = ValueChange(lambda x: f"self.shortcut({x})", lambda tensor: tensor.new_zeros(y.sizes))
+    return [
+        replace(edit, code=f"{others}{made.code}\n{edit.code}", many=2, ops=(replace(op, run=run),))
+        for edit in on_operand(facts, at, change, rank=rank, why=why)
+        for op in edit.ops
+        for run in [lambda func, args, kwargs, op=op: op.run(func, args, kwargs) if differs(args) else func(*args, **kwargs)]
+        for made in rebuilt_module(module, f"{facts.path}.shortcut".lstrip("."))
+    ]
+
+
+def _resized(facts: FailureFacts, at: int, y: Operand, rank: int) -> list[Repair]:
+    """A picture, interpolated to the size of the other."""
+    x = facts.operands[at]
+    if len(x.sizes) != _IMAGES or len(y.sizes) != _IMAGES or x.sizes[:2] != y.sizes[:2] or not x.tensor.is_floating_point():
+        return []
+    return on_operand(facts, at, interpolated(y.name, y.sizes), rank=rank, why=f"{shape(x.sizes[2:])} becomes {shape(y.sizes[2:])}")

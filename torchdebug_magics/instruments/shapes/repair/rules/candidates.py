@@ -33,14 +33,7 @@ from torchdebug_magics.instruments.shapes.repair.local_call import LocalCall, Mi
 from torchdebug_magics.instruments.shapes.repair.rebuild import arguments, made_on_meta, rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import created, samples_beside
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted as tabled
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large, interpolated
-from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
-    orders,
-    producer_edits,
-    reorder,
-    reordered,
-    there_and_back,
-)
+from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import orders, producer_edits, reorder, reordered, there_and_back
 from torchdebug_magics.instruments.shapes.repair.size_history import (
     JOINS,
     TURNS,
@@ -70,7 +63,7 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
         yield method("unsqueeze", -1 if dim == many else dim), 3, "a dimension of one"
     for dim, size in enumerate(sizes):
         if size == 1:
-            yield method("squeeze", dim), 2, "without the dimension of size 1"
+            yield method("squeeze", -1 if 0 < dim == many - 1 else dim), 2, "without the dimension of size 1"
     if many > 2:
         yield method("flatten", 1), 3, f"{shape(sizes[1:])} in one dimension"
         yield method("flatten", 2), 6, "one dimension of features"
@@ -78,10 +71,16 @@ def layouts(sizes: Sizes, *, moves: bool = True) -> Iterator[tuple[ValueChange, 
         yield then(method("transpose", 0, 1), method("flatten", 1)), 7, f"{sizes[0]} of {sizes[2]} side by side"
     kept = slice(None)
     for index, rank in (((*(kept,) * many, None, None), 7), ((kept, None, None, kept), 3), ((kept, None, kept, None), 3)):
-        if many in {1, 2}:
+        if many in {1, 2} and index.count(kept) == many:
             yield placed(index, 2), rank, "the same for every place"
     yield method("unsqueeze", 0), 8, "a batch of 1"
     yield from _moves(many) if moves else ()
+
+
+def laid_out_as(x: Operand, wanted: Sizes) -> Iterator[tuple[ValueChange, int]]:
+    """(what makes it so, rank) for each layout of an operand that has this shape."""
+    empty = torch.empty(x.sizes, device="meta")
+    return ((change, rank) for change, rank, _ in layouts(x.sizes) if tuple(change.apply(empty).shape) == wanted)
 
 
 def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
@@ -93,11 +92,6 @@ def _moves(many: int) -> Iterator[tuple[ValueChange, int, str]]:
     for order in orders(many) if many < 5 else ():
         if order != tuple(range(many)):
             yield method("t") if many == 2 else reorder(order), 5 + 8 * (order[0] != 0), ""
-
-
-def shape_of(x: Operand, change: ValueChange) -> Sizes:
-    """The shape of an operand that is laid out otherwise."""
-    return tuple(change.apply(torch.empty(x.sizes, device="meta")).shape)
 
 
 def subscript(text: str, index: tuple[slice | None, ...]) -> ValueChange:
@@ -126,10 +120,8 @@ def relaid(local: LocalCall, at: int, *, moves: bool = True, later: int = 0) -> 
         was_turned = x.made is not None and x.made.op in TURNS  # it is turned back first of all; as it stands, it was meant
         rank = plain if not was_turned else 1 if len(change.text(x.name)) < len(x.name) else plain + 8
         worse = 0 if keeps_batch(local, gives) else _MERGES_THE_BATCH
-        if change.text("x") == "x.unsqueeze(0)" and x.is_input:
-            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=True)
-        else:
-            yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, owned=True)
+        is_batch = change.text("x") == "x.unsqueeze(0)" and x.is_input
+        yield from on_operand(local.facts, at, change, rank=rank + later + worse, why=why, first=is_batch, owned=True)
 
 
 def fits_others(local: LocalCall, at: int, change: ValueChange) -> bool:
@@ -254,19 +246,15 @@ def _is_inside(facts: FailureFacts) -> bool:
 def _keeps_sizes(local: LocalCall, mismatch: Mismatch) -> bool:
     """Whether the module changes none but the last dimension: what goes in turned comes out turned."""
     gives = local.gives({at: lambda tensor: tensor.new_empty(mismatch.sizes) for at in mismatch.places})
-    return (
-        gives is not None
-        and bool(gives)
-        and gives[0][:-1] == mismatch.sizes[:-1]
-        and not isinstance(local.facts.module, nn.modules.conv._ConvNd)
-    )
+    is_convolution = isinstance(local.facts.module, nn.modules.conv._ConvNd)
+    return gives is not None and [sizes[:-1] for sizes in gives[:1]] == [mismatch.sizes[:-1]] and not is_convolution
 
 
 def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
     """The failing module, made with other arguments, as it takes its operands then."""
     facts, module = local.facts, local.facts.module
     made = arguments(module) if module is not None else None
-    if module is None or (made is None and not mismatch):
+    if module is None or (made is None and mismatch is None):
         return []
     ranks: list[tuple[int, dict[str, Any], str]] = []
     if made is None:
@@ -275,9 +263,8 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
         return [edit for name in names for edit in rebuilt_module(module, facts.path, **dict[str, Any]({name: mismatch.got}))]
     numbers = made[1]
     if not _is_inside(facts) and "batch_first" in numbers:
-        ranks.append(
-            (2, {"batch_first": not numbers["batch_first"]}, f"the batch is {'second' if numbers['batch_first'] else 'first'} here")
-        )
+        first = numbers["batch_first"]
+        ranks.append((2, {"batch_first": not first}, f"the batch is {'second' if first else 'first'} here"))
     if "bidirectional" in numbers:
         ranks.append((21, {"bidirectional": not numbers["bidirectional"]}, "both directions, as the state has"))
     if mismatch is not None:
@@ -286,11 +273,8 @@ def remade(local: LocalCall, mismatch: Mismatch | None) -> list[Repair]:
             kernel = numbers["kernel_size"]
             half = kernel // 2 if isinstance(kernel, int) else tuple(number // 2 for number in kernel or ())
             ranks.append((20, {"padding": half}, "padded to keep the size"))
-    weight = getattr(module, "weight", None)
-    tied = (
-        weight is not None
-        and sum(any(parameter is weight for parameter in part._parameters.values()) for part in facts.modules.values()) > 1
-    )
+    weights = [parameter for part in facts.modules.values() for parameter in part._parameters.values() if parameter is not None]
+    tied = sum(parameter is getattr(module, "weight", None) for parameter in weights) > 1
     ranks = [(44 if tied else rank, changes, why) for rank, changes, why in ranks]  # a new one would not have the weights of the other part
     rebuilt = [edit for rank, changes, why in ranks for edit in rebuilt_module(module, facts.path, rank=rank, why=why, **changes)]
     return [edit for edit in rebuilt if local.takes(edit)]
@@ -326,14 +310,6 @@ def fitted(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
         for like in (operand for operand in local.operands if operand is not x and mismatch.wanted in operand.sizes):
             change = expanded(like, len(x.sizes) + mismatch.dim, mismatch.wanted, len(x.sizes))
             yield from on_operand(facts, at, change, rank=4, why="the same for every sample", owned=True)
-    yield from _beside_others(local, mismatch)
-    if at and local.by_module and len(x.sizes) == _MATRIX:
-        yield from _lengthened(local, mismatch)
-
-
-def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
-    """What fits an operand to the others of its op: a picture, heads, the user's own parameter, or a table."""
-    facts, x, at = local.facts, mismatch.operand, mismatch.at
     if not local.by_module:
         yield from _pictures(local, mismatch)
         dim = len(x.sizes) + mismatch.dim
@@ -343,6 +319,8 @@ def _beside_others(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
             yield from on_operand(facts, at, method("repeat_interleave", times, 1), rank=3, why=why)
     if not of_inputs(x.made):
         yield from tabled(facts, x, mismatch.got, mismatch.wanted, rank=8)
+    if at and local.by_module and len(x.sizes) == _MATRIX:
+        yield from _lengthened(local, mismatch)
 
 
 def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
@@ -368,11 +346,8 @@ def _lengthened(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
 def _pictures(local: LocalCall, mismatch: Mismatch) -> Iterator[Repair]:
     """Pictures of two sizes: by the convolutions that made them, or else by interpolation."""
     facts, x = local.facts, mismatch.operand
-    others = [
-        operand
-        for operand in local.operands
-        if operand is not x and len(operand.sizes) == len(x.sizes) and operand.sizes[2:] != x.sizes[2:]
-    ]
+    alike = (operand for operand in local.operands if operand is not x and len(operand.sizes) == len(x.sizes))
+    others = [operand for operand in alike if operand.sizes[2:] != x.sizes[2:]]
     if len(x.sizes) not in {4, 5} or not others:
         return
     like = next((operand for operand in others if operand.sizes[mismatch.dim] == mismatch.wanted), others[0])
@@ -403,3 +378,30 @@ def other_way(facts: FailureFacts, x: Operand) -> list[Repair]:
         return []
     why = "a state for one direction" if module.bidirectional else "a state for each direction"
     return rebuilt_module(module, step.module, bidirectional=not module.bidirectional, rank=6, why=why)
+
+
+def as_large(facts: FailureFacts, x: Operand, y: Operand, *, rank: int = 4) -> list[Repair]:
+    """The transposed convolutions that made a picture, whose strides leave several sizes to choose from, so that it is as large as `y`."""
+    lacking = {there - here for here, there in zip(x.sizes[2:], y.sizes[2:], strict=False)}
+    short = lacking.pop() if len(lacking) == 1 and len(x.sizes) == len(y.sizes) else 0  # the same in each dimension
+    edits: list[Repair] = []
+    for step in steps(x.made):
+        module = facts.modules.get(step.module)
+        if short <= 0 or not isinstance(module, nn.modules.conv._ConvTransposeNd) or not step.op.startswith("conv_transpose"):
+            continue
+        stride, padding = module.stride[0], module.output_padding[0]
+        if {*module.stride, *module.dilation} - {stride, 1} or {*module.output_padding} != {padding}:
+            return []
+        more = short % stride
+        short //= stride  # what is lacking behind it, and not made by it, lacked before it
+        why = f"leaves {shape(y.sizes[2:])}"
+        edits += rebuilt_module(module, step.module, output_padding=int(padding) + more, rank=rank, why=why) if more else []
+    return [functools.reduce(together, edits)] if edits and not short else []
+
+
+def interpolated(name: str, sizes: tuple[int, ...]) -> ValueChange:
+    """A change to the height and width of another tensor, which the code calls `name`."""
+    return ValueChange(
+        lambda x: f"F.interpolate({x}, size={f'{name}.shape[2:]' if name else sizes[2:]})",
+        lambda tensor: nn.functional.interpolate(tensor, size=sizes[2:]),
+    )

@@ -15,15 +15,7 @@ from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnos
 from torchdebug_magics.instruments.shapes.repair.size_history import steps
 from torchdebug_magics.probing.safety import quiet
 
-_CASTS = {
-    torch.float32: "float",
-    torch.float16: "half",
-    torch.float64: "double",
-    torch.bfloat16: "bfloat16",
-    torch.int64: "long",
-    torch.bool: "bool",
-    torch.int32: "int",
-}
+_CASTS = {getattr(torch, name): name for name in ("float", "half", "double", "bfloat16", "long", "bool", "int")}
 _WORDS_FOR = {torch.int64: "an integer", torch.float32: "floating point", torch.bool: "a mask of bool"}
 _MINUS = frozenset(["sub", "__sub__", "rsub", "__rsub__", "subtract"])
 _WORDS = re.compile(
@@ -90,9 +82,8 @@ def _alone(facts: FailureFacts, meant: torch.dtype | None = None) -> Diagnosis |
     for at, operand in reversed([*enumerate(facts.operands)]):  # what is written to, or looked up in, is the first
         to = meant or (torch.int64 if operand.tensor.is_floating_point() else torch.float32)
         if not operand.owned and _runs(facts, at, to):
-            sentence = (
-                f"`{(facts.op or '').strip('_')}` expects {_WORDS_FOR[to]}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
-            )
+            op = (facts.op or "").strip("_")
+            sentence = f"`{op}` expects {_WORDS_FOR[to]}, gets {named(operand, 'its input')} in {short_dtype(operand)}"
             return Diagnosis(sentence, tuple(cast(facts, at, to, rank=2)), operand)
     return None
 

@@ -1,16 +1,19 @@
-"""Tensors of sizes that the user's own code gives, such as a first hidden state or a table of positions, and indices into them."""
+"""Sizes that the user's own code gives: of a first hidden state, a table of positions and indices into it, a last batch of one row."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.follow.seen import Made
@@ -19,8 +22,8 @@ from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFac
 from torchdebug_magics.instruments.shapes.repair.rebuild import called_with, made_like, quietly, typed
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis
 from torchdebug_magics.instruments.shapes.repair.size_history import RESHAPES, TURNS, of_inputs, steps
-from torchdebug_magics.instruments.shapes.repair.source import site_at
-from torchdebug_magics.probing.source.syntax import copied, expression
+from torchdebug_magics.instruments.shapes.repair.source import EditSite, site_at
+from torchdebug_magics.probing.source.syntax import copied, enclosing, expression, method, nodes, tree_of
 
 FACTORIES = frozenset(["zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty"])
 _FINDS = frozenset(["argmax", "argmin", "max", "min", "topk", "sort", "argsort", "multinomial"])
@@ -37,9 +40,7 @@ def created(facts: FailureFacts, operand: Operand, wanted: Sizes, *, rank: int) 
         return []
     site = site_at(*step.line)
     call = site.expression
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != step.op:
-        return []
-    if len(_elements(call)) != len(wanted):
+    if not isinstance(call, ast.Call) or method(call) != step.op or len(_elements(call)) != len(wanted):
         return []
     new = copied(call)
     parts = _elements(new)
@@ -189,3 +190,47 @@ def _remade(facts: FailureFacts, path: str, got: int, wanted: int, *, rank: int)
 
 def _sizes(tensors: Iterable[torch.Tensor]) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors]
+
+
+def norm(facts: FailureFacts) -> Diagnosis | None:
+    """A batch norm in training needs more than one value for each channel."""
+    if "more than 1 value" not in facts.text or not facts.operands:
+        return None
+    x = facts.operands[0]
+    sentence = f"{facts.who} normalizes over the batch and needs 2 values per channel in training, gets {shape(x.sizes)}"
+    return Diagnosis(sentence, tuple(left_out(facts) or _evaluated(facts)), x)
+
+
+def _evaluated(facts: FailureFacts) -> list[Repair]:
+    norms = [path for path, module in facts.modules.items() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    if "" in norms or facts.path is None:
+        return []
+    modules = dict.fromkeys([*norms, facts.path], lambda old: copy.copy(old).eval())
+    return [Repair("model.eval()", "for inference; or use a larger batch", 10, modules=modules)]
+
+
+def left_out(facts: FailureFacts) -> list[Repair]:
+    """The edit that leaves a last batch of one row out; it is tried with a batch of two.
+
+    None where the model is not called in a loop over a loader that ends with such a batch.
+    """
+    for name, loader in _loaders(facts.caller.site) if facts.caller is not None else ():
+        size = loader.batch_size or 0
+        try:
+            rows = len(loader.sampler)  # type: ignore[arg-type]  # not every sampler has a length
+        except (TypeError, NotImplementedError):
+            continue
+        if size > 1 and not loader.drop_last and rows % size == 1:
+            ones = [key for key, tensor in facts.inputs if tensor.dim() and tensor.shape[0] == 1]
+            twice = ValueChange(lambda x: x, lambda tensor: torch.cat([tensor, tensor]))
+            why = f"{rows} rows in batches of {size} leave a last one of a single row"
+            return [Repair(f"{name} = DataLoader(..., batch_size={size}, drop_last=True)", why, 5, inputs=dict.fromkeys(ones, twice))]
+    return []
+
+
+def _loaders(site: EditSite) -> Iterator[tuple[str, DataLoader[Any]]]:
+    """The loaders that the loops around a line go through, by name."""
+    loops = (loop for loop in enclosing(tree_of(site.code.co_filename), site.line) if isinstance(loop, ast.For))
+    for part in nodes(ast.Name, *(loop.iter for loop in loops)):
+        if isinstance(loader := site.names.get(part.id), DataLoader):
+            yield part.id, loader

@@ -14,15 +14,13 @@ from torchdebug_magics.instruments.shapes.follow.suspects import PAIRED_LOSSES
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, ValueChange, as_typed, as_written, method, on_operand, then
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand, is_loss
 from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
+from torchdebug_magics.instruments.shapes.repair.rules.candidates import as_large, laid_out_as
 from torchdebug_magics.instruments.shapes.repair.rules.dtypes_and_devices import cast
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, squeezed
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import FLAT, at_step, otherwise, squeezed, words
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import at_step, otherwise, words
-from torchdebug_magics.instruments.shapes.repair.rules.residual import as_large
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import (
     Diagnosis,
     named,
-    orders,
     producer_edits,
     reorder,
     rewritten,
@@ -95,26 +93,16 @@ def _no_probabilities(facts: FailureFacts) -> Diagnosis | None:
             changes = [(as_written("({0} + 1) / 2"), "pixels from -1 to 1")]
         edits = [edit for change, why in changes for edit in on_operand(facts, at, change, rank=2, why=why)]
         what = "targets" if at else "probabilities"
-        given = f"`{operand.name}`" if operand.name else "what"
-        return Diagnosis(
-            f"`{facts.op}` expects {what} from 0 to 1, gets {given} from {number(low)} to {number(high)}", tuple(edits), operand
-        )
+        sentence = f"`{facts.op}` expects {what} from 0 to 1, gets {named(operand, 'what')} from {number(low)} to {number(high)}"
+        return Diagnosis(sentence, tuple(edits), operand)
     return None
 
 
 def _same_numbers(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
     """As many numbers on both sides, but for the dimensions in which they stand."""
-    edits: list[Repair] = []
-    for at, (x, y) in enumerate(((scores, target), (target, scores))):
-        for dim in reversed(range(len(x.sizes))):
-            if x.sizes[dim] == 1 and (*x.sizes[:dim], *x.sizes[dim + 1 :]) == y.sizes:
-                shown = -1 if dim == len(x.sizes) - 1 else dim
-                edits += _cast_too(facts, at, method("squeeze", shown), rank=3)
-                edits += _cast_too(facts, 1 - at, method("unsqueeze", shown), rank=4)
-    if math.prod(scores.sizes[1:]) == math.prod(target.sizes[1:]) and scores.sizes[:1] == target.sizes[:1]:
-        edits += _cast_too(facts, 1, method("flatten", 1), rank=3) if len(scores.sizes) == 2 < len(target.sizes) else []
-        edits += on_operand(facts, 0, method("flatten", 1), rank=4) if len(target.sizes) == 2 < len(scores.sizes) else []
-    return edits
+    changes = [(0, change, rank) for change, rank in laid_out_as(scores, target.sizes)]
+    changes += [(1, change, rank) for change, rank in laid_out_as(target, scores.sizes)]
+    return [edit for at, change, rank in changes for edit in _cast_too(facts, at, change, rank=rank)]
 
 
 def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Repair]:
@@ -125,9 +113,6 @@ def _same_rank(facts: FailureFacts, scores: Operand, target: Operand) -> list[Re
         edits += resized_output(facts, scores, target, f"{target.name}.shape[2:]" if target.name else str(target.sizes[2:]))
         if differ == [len(scores.sizes) - 1] or len(differ) == 1:
             edits += producer_edits(facts, scores, scores.sizes[differ[0]], target.sizes[differ[0]], rank=15)
-        if sorted(scores.sizes) == sorted(target.sizes):
-            order = next((order for order in orders(len(target.sizes)) if tuple(target.sizes[dim] for dim in order) == scores.sizes), None)
-            edits += on_operand(facts, 1, reorder(order), rank=6) if order is not None else []
     return edits
 
 
@@ -142,13 +127,11 @@ def _classes_meant(facts: FailureFacts, scores: Operand, target: Operand) -> lis
     if facts.path and is_loss(facts.module):
         code = f"{as_typed(facts.path)} = nn.CrossEntropyLoss()"
         return [Repair(code, why, 2, modules={facts.path: lambda _: nn.CrossEntropyLoss()})]
-    return rewritten(
-        facts,
-        lambda call: f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})",
-        lambda _, args, __: nn.functional.cross_entropy(*args[:2]),
-        rank=2,
-        why=why,
-    )
+
+    def write(call: ast.Call) -> str:
+        return f"F.cross_entropy({', '.join(map(ast.unparse, call.args[:2]))})"
+
+    return rewritten(facts, write, lambda _, args, __: nn.functional.cross_entropy(*args[:2]), rank=2, why=why)
 
 
 def _one_each(facts: FailureFacts, scores: Operand, target: Operand) -> Diagnosis | None:
@@ -183,9 +166,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     wanted = (*scores.sizes[:1], *scores.sizes[2:]) if many > 1 else ()
     if target.sizes == scores.sizes and not target.tensor.is_floating_point():
         edits = on_operand(facts, 1, method("float"), rank=8, why="probabilities of the classes")
-        return Diagnosis(
-            f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}", tuple(edits), target
-        )
+        sentence = f"{op} reads {named(target)} of {shape(target.sizes)} as probabilities, and it is {short_dtype(target)}"
+        return Diagnosis(sentence, tuple(edits), target)
     if target.sizes == wanted and target.tensor.dtype is not torch.int64 and target.tensor.dtype is not torch.uint8:
         edits = on_operand(facts, 1, method("long"), rank=2, why="classes are int64")
         return Diagnosis(f"{op} expects int64 classes, and {named(target, 'the target')} is {short_dtype(target)}", tuple(edits), target)
@@ -197,9 +179,8 @@ def classes_and_scores(facts: FailureFacts, scores: Operand, target: Operand) ->
     if many == 1:
         sentence = f"{op} reads scores of {classes} as one sample, and its target has {shape(target.sizes) or 'one'} classes"
         return Diagnosis(sentence, (), scores)
-    sentence = (
-        f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)} (classes are dimension 1), gets {shape(target.sizes)}"
-    )
+    expects = f"{op} of scores {shape(scores.sizes)} expects a target of {shape(wanted)}"
+    sentence = f"{expects} (classes are dimension 1), gets {shape(target.sizes)}"
     is_output = len(wanted) == len(target.sizes) > 1 and wanted[0] == target.sizes[0]  # as high and wide as the data is what it is to be
     return Diagnosis(sentence, tuple(_class_edits(facts, scores, target, wanted)), scores if is_output else target)
 
@@ -212,10 +193,8 @@ def resized_output(facts: FailureFacts, scores: Operand, like: Operand, size: st
     if edits or not is_output or len(scores.sizes) != 4 or scores.sizes[:2] != like.sizes[:2] or scores.sizes == like.sizes:
         return edits
     whole = like.sizes[2:]
-    change = ValueChange(
-        lambda x: f"F.interpolate({x}, size={size}, mode='bilinear')",
-        lambda tensor: nn.functional.interpolate(tensor, size=whole, mode="bilinear"),
-    )
+    form = "F.interpolate({{0}}, size={}, mode='bilinear')"
+    change = ValueChange(form.format(size).format, as_written(form.format(whole)).apply)
     return on_operand(facts, 0, change, rank=20, why=f"{shape(scores.sizes[2:])} becomes {shape(whole)}")
 
 
@@ -261,9 +240,8 @@ def _other_rows(facts: FailureFacts, scores: Operand, target: Operand) -> Diagno
 def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: tuple[int, ...]) -> list[Repair]:
     edits = last_step(facts, scores, (*target.sizes, scores.sizes[-1]))
     edits += other[1] if (other := otherwise(target, wanted.__eq__)) is not None else ()
-    for dim, size in enumerate(target.sizes):
-        if size == 1 and (*target.sizes[:dim], *target.sizes[dim + 1 :]) == wanted:
-            edits += on_operand(facts, 1, method("squeeze", dim), rank=1)
+    for change, rank in laid_out_as(target, wanted):
+        edits += on_operand(facts, 1, change, rank=rank)
     many = len(scores.sizes)
     if many > 2 and target.sizes == scores.sizes[:-1]:
         order = (0, many - 1, *range(1, many - 1))
@@ -273,12 +251,8 @@ def _class_edits(facts: FailureFacts, scores: Operand, target: Operand, wanted: 
         edits += resized_output(facts, scores, like, f"{target.name}.shape[1:]" if target.name else str(target.sizes[1:]))
     if many == 2 and len(target.sizes) == 2 and target.sizes[0] * target.sizes[1] == scores.sizes[0]:
         edits += on_operand(facts, 1, method("flatten"), rank=2, why="a class a row")
-    if many == 2 and len(target.sizes) == 2 and target.sizes[0] == scores.sizes[0]:
-        edits += (
-            on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
-            if target.sizes[1] == scores.sizes[1]
-            else []
-        )
+    if many == 2 and target.sizes == scores.sizes:
+        edits += on_operand(facts, 1, method("argmax", 1), rank=12, why="the class of a one-hot row")
     if target.tensor.is_floating_point():
         edits += on_operand(facts, 1, method("long"), rank=20, why="classes are int64")
     return edits
@@ -301,11 +275,7 @@ def _out_of_range(facts: FailureFacts, scores: Operand, target: Operand, classes
         edits += on_operand(facts, 1, as_written(text), rank=2, why="a number from 0 on for each value")
     lowest = int(kept.min())
     if (wrong == classes and lowest >= 1) or (lowest < 0 and int(kept.max()) - lowest < classes):
-        edits += on_operand(
-            facts,
-            1,
-            as_written(f"{{0}} {'-' if lowest > 0 else '+'} {abs(lowest) if lowest < 0 else 1}"),
-            rank=2 if lowest == 1 and wrong == classes else 12,  # as many classes as scores, numbered from 1 on
-            why="classes starting at 0",
-        )
+        from_zero = as_written("{0} - 1" if lowest > 0 else f"{{0}} + {max(-lowest, 1)}")
+        rank = 2 if lowest == 1 and wrong == classes else 12  # as many classes as scores, numbered from 1 on
+        edits += on_operand(facts, 1, from_zero, rank=rank, why="classes starting at 0")
     return Diagnosis(sentence, tuple(edits), scores)

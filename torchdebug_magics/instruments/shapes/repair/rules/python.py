@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import plural, shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import CallEdit, Repair, ValueChange, as_written, method, on_operand
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, argument_changed
@@ -52,11 +52,10 @@ def unpacking(facts: FailureFacts) -> Diagnosis | None:
 
 
 def _owner_of_shape(value: ast.expr) -> ast.expr | None:
-    if isinstance(value, ast.Subscript):
-        value = value.value
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "size" and not value.args:
-        return value.func.value
-    return value.value if isinstance(value, ast.Attribute) and value.attr == "shape" else None
+    match value.value if isinstance(value, ast.Subscript) else value:
+        case ast.Call(ast.Attribute(owner, "size"), []) | ast.Attribute(owner, "shape"):
+            return owner
+    return None
 
 
 def _edits(facts: FailureFacts, x: Operand, many: int) -> list[Repair]:
@@ -131,13 +130,10 @@ def tuples(facts: FailureFacts) -> Diagnosis | None:
         for rank, (code, sizes) in enumerate(taken.items(), 2)
         for edit in argument_changed(facts, 0, as_written(code), rank=rank, why="only the output" if makers else sizes)
     ]
+    holds = ", ".join(f"`{code[3:].strip(_QUOTES)}` {sizes}" for code, sizes in [*taken.items()][:4])
+    what = f"a {match['kind']}{f', which holds {holds}' if taken else ''}"
     if makers:
         what = f"a tuple, as `{makers[-1]}` returns it: {_pair_of(facts.modules[makers[-1]])}"
-    else:
-        what = f"a {match['kind']}"
-        what += (
-            f", which holds {', '.join(f'`{code[3:].strip(_QUOTES)}` {sizes}' for code, sizes in [*taken.items()][:4])}" if taken else ""
-        )
     return Diagnosis(f"{facts.who} expects a tensor, gets {what}", tuple(edits))
 
 

@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -69,11 +68,9 @@ def _of_module(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
     kernel = getattr(facts.module, "kernel_size", None)
     if kernel is not None and mismatch.dim >= -(len(kernel) if isinstance(kernel, tuple) else len(x.sizes) - 2):
         spatial = x.sizes[-len(kernel) :] if isinstance(kernel, tuple) else x.sizes[2:]
-        padding = getattr(facts.module, "padding", 0)
-        padded = (
-            f" (padding {shape(padding) if isinstance(padding, tuple) else padding})" if padding not in {0, (0,) * len(spatial)} else ""
-        )
-        window = kernel if isinstance(kernel, tuple) else (kernel,) * len(spatial)
+        padding, window = getattr(facts.module, "padding", 0), kernel if isinstance(kernel, tuple) else (kernel,) * len(spatial)
+        written = shape(padding) if isinstance(padding, tuple) else padding
+        padded = f" (padding {written})" if padding not in {0, (0,) * len(spatial)} else ""
         sentence = f"{facts.who} has a kernel of {shape(window)}, larger than its input of {shape(spatial)}{padded}"
         return Diagnosis(sentence, tuple(candidates.remade(local, mismatch)), x, (min(spatial), max(window)))
     for misfit in mismatches:
@@ -117,12 +114,8 @@ def _counted(local: LocalCall, mismatch: Mismatch, argument: str) -> Diagnosis:
     fit = (got, wanted) if dim == -1 and (product(x.made, got, dim) or is_flattened(x.made)) else None
     if before := earlier(local, mismatch):
         edits = with_size(facts, before, wanted, argument) if dim == -1 else before.edits
-        return Diagnosis(
-            sentence + before.words,
-            edits or tuple(candidates.for_size(local, mismatch) if before.size else ()),
-            x,
-            fit if before.fits else None,
-        )
+        edits = edits or tuple(candidates.for_size(local, mismatch) if before.size else ())
+        return Diagnosis(sentence + before.words, edits, x, fit if before.fits else None)
     if dim < -1 and not channels_first(x.made) and x.sizes[-1] == wanted:
         sentence += f": its channels are last in {shape(x.sizes)}"
     elif dim == -many < -1:
@@ -137,10 +130,8 @@ def _of_op(local: LocalCall, mismatches: list[Mismatch]) -> Diagnosis:
     x = mismatch.operand
     many = len(x.sizes)
     place = "the last dimension" if mismatch.dim == -1 and many > 1 else f"dimension {many + mismatch.dim}"
-    sentence = (
-        f"{facts.written} cannot take {_listed(local)}: {place} of {named(x, 'the tensor')} is {mismatch.got}, "
-        f"and {mismatch.wanted} would fit"
-    )
+    is_wrong = f"{place} of {named(x, 'the tensor')} is {mismatch.got}, and {mismatch.wanted} would fit"
+    sentence = f"{facts.written} cannot take {_listed(local)}: {is_wrong}"
     if lost := squeezed(facts, x):
         return Diagnosis(sentence + lost.words, lost.edits, x)
     if facts.site is None and (long := too_long(facts, mismatch.wanted, mismatch.got)):
@@ -169,12 +160,10 @@ def _laid_out(local: LocalCall) -> Diagnosis | None:
     for at in reversed(range(len(local.operands))):
         x = local.operands[at]
         changes = [change for change, _, __ in candidates.layouts(x.sizes)]
-        shapes = [candidates.shape_of(x, change) for change in changes if local.gives({at: change.apply}) is not None]
-        own = [
-            *candidates.relaid(local, at, later=0 if said is None else 1),
-            *candidates.lifted(local, at),
-            *candidates.other_kind(local, at),
-        ]
+        empty = torch.empty(x.sizes, device="meta")
+        shapes = [tuple(change.apply(empty).shape) for change in changes if local.gives({at: change.apply}) is not None]
+        relaid = candidates.relaid(local, at, later=int(said is not None))
+        own = [*relaid, *candidates.lifted(local, at), *candidates.other_kind(local, at)]
         edits += own
         said = (at, shapes) if said is None and (shapes or own) else said
     if said is None and not edits:
@@ -240,9 +229,7 @@ def _other_calls(local: LocalCall) -> Iterator[Repair]:
     names = [operand.name for operand in facts.operands[:2]]
     if facts.op in {"bmm", "mm"} and all(names) and len({len(operand.sizes) for operand in facts.operands}) == 1:
         code = " @ ".join(names)
-        yield from rewritten(
-            facts, lambda _: code, lambda _, args, __: torch.matmul(args[0], args[1]), rank=3, why="takes any number of dimensions"
-        )
+        yield from rewritten(facts, lambda _: code, lambda _, args, __: torch.matmul(*args), rank=3, why="takes any number of dimensions")
     if facts.op in JOINS | {"stack"} and facts.operands:
         yield from _along(local)
     if facts.op in _KEYWORDS:
@@ -259,7 +246,7 @@ def _along(local: LocalCall) -> Iterator[Repair]:
     facts, many = local.facts, len(local.operands[0].sizes)
     for dim in reversed(range(many)):
         place = -1 if dim == many - 1 and facts.op != "stack" else dim
-        run = functools.partial(_joined, place)
+        run = functools.partial(lambda dim, _, args, __: torch.cat(args[0], dim=dim), place)
         if local.gives(module=lambda *args, run=run, **_: run(None, args, {})) is None:
             continue
         call = facts.written_call
@@ -267,10 +254,6 @@ def _along(local: LocalCall) -> Iterator[Repair]:
         code = f"{func}({ast.unparse(call.args[0])}, dim={place})" if call is not None and call.args else ""
         why = "joined along the dimension in which they differ" if facts.op == "stack" else ""
         yield from rewritten(facts, lambda _, code=code: code, run, rank=8 if facts.op == "stack" else 3, why=why)  # type: ignore[misc]
-
-
-def _joined(dim: int, _: Any, args: Any, __: Any) -> Any:
-    return torch.cat(args[0], dim=dim)
 
 
 def scalars(facts: FailureFacts) -> Diagnosis | None:

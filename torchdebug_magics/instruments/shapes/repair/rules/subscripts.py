@@ -1,31 +1,42 @@
-"""``x[i]`` and ``x[i] = y``: positions that are not there, and places of another shape than what is put there."""
+"""``x[i]``, ``x[i] = y`` and embeddings: positions that are not there, and places of another shape than what is put there."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.repair.edit import OpEdit, Repair, ValueChange, method, on_operand, parameter_edit, then
+from torchdebug_magics.instruments.shapes.repair.edit import (
+    OpEdit,
+    Repair,
+    ValueChange,
+    as_written,
+    method,
+    on_operand,
+    parameter_edit,
+    then,
+)
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
+from torchdebug_magics.instruments.shapes.repair.rebuild import rebuilt_module
 from torchdebug_magics.instruments.shapes.repair.rules.candidates import other_way, placed
 from torchdebug_magics.instruments.shapes.repair.rules.earlier import squeezed
-from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, positions_in, shortened
+from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import beyond, created, fitted, positions_in, shortened, too_long
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, clashes, named, producer_edits, short_dtype, told
-from torchdebug_magics.instruments.shapes.repair.size_history import of_inputs
+from torchdebug_magics.instruments.shapes.repair.size_history import came_from, maker, of_inputs, steps
 from torchdebug_magics.probing.source.syntax import as_atom
 
-_OPS = frozenset(
-    [
-        *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_select"),
-        *("index_add", "index_add_", "take_along_dim", "index_copy", "index_copy_", "index_fill", "select", "narrow", "index_put"),
-        *("index_put_", "take"),
-    ]
-)
+_ROUNDS = frozenset(["floor", "round", "ceil", "trunc", "long", "int", "to"])
+_OPS = {
+    *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_select"),
+    *("index_add", "index_add_", "take_along_dim", "index_copy", "index_copy_", "index_fill", "select", "narrow", "index_put"),
+    *("index_put_", "take"),
+}
 
 
 def subscript(facts: FailureFacts) -> Diagnosis | None:
@@ -40,17 +51,13 @@ def subscript(facts: FailureFacts) -> Diagnosis | None:
     if floats and "indices" in facts.text:
         ids = facts.operands[floats[0]]
         edits = on_operand(facts, floats[0], method("long"), rank=2, why="indices are int64")
-        return Diagnosis(
-            f"{text} indexes with {named(ids, 'a tensor')}, which is {short_dtype(ids)}: indices must be integers", tuple(edits), ids
-        )
+        sentence = f"{text} indexes with {named(ids, 'a tensor')}, which is {short_dtype(ids)}: indices must be integers"
+        return Diagnosis(sentence, tuple(edits), ids)
     if "too many indices" in facts.text:
         given = facts.args[1] if len(facts.args) > 1 else ()
         many = sum(item is not None and item is not Ellipsis for item in given) if isinstance(given, tuple) else 1
-        edits = (
-            on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
-            if many == len(x.sizes) + 1 and x.is_input
-            else []
-        )
+        batch = on_operand(facts, 0, method("unsqueeze", 0), rank=15, why="a batch of 1", first=True)
+        edits = batch if many == len(x.sizes) + 1 and x.is_input else []
         lost = squeezed(facts, x)
         words, before = (lost.words, lost.edits) if lost is not None else ("", ())
         return Diagnosis(f"{text} indexes {many} dimensions, and {told(x)} has {len(x.sizes)}{words}", (*before, *edits), x)
@@ -153,21 +160,11 @@ def _beyond_rows(facts: FailureFacts, text: str, x: Operand) -> Diagnosis | None
 
 
 def _beyond(given: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[int, int] | None:
-    named_dims = sum(entry is not None and entry is not Ellipsis for entry in given)
-    dim = 0
-    for item in given:
-        if item is Ellipsis:
-            dim += len(sizes) - named_dims
-        elif item is not None:
-            if type(item) is int and dim < len(sizes) and not -sizes[dim] <= item < sizes[dim]:
-                return dim, item
-            dim += 1
-    return None
-
-
-def index(facts: FailureFacts) -> Diagnosis | None:
-    """``x.gather(1, picked)`` and its like."""
-    return _op(facts, facts.op) if facts.op in _OPS and facts.operands else None
+    items = [item for item in given if item is not None]
+    rest = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
+    placed_at = [*enumerate(items[:rest]), *enumerate(items[rest + 1 :], len(sizes) - len(items[rest + 1 :]))]
+    wrong = ((at, item) for at, item in placed_at if type(item) is int and at < len(sizes) and not -sizes[at] <= item < sizes[at])
+    return next(wrong, None)
 
 
 def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
@@ -198,16 +195,15 @@ def _spread(facts: FailureFacts, at: int, dim: int) -> list[Repair]:
     return edits[:2]
 
 
-def _op(facts: FailureFacts, op: str) -> Diagnosis | None:
+def index(facts: FailureFacts) -> Diagnosis | None:
+    """``x.gather(1, picked)`` and its like."""
+    op = facts.op
+    if op is None or op not in _OPS or not facts.operands:
+        return None
     x = facts.operands[0]
     at = next((at for at, operand in enumerate(facts.operands) if at and operand.tensor.dtype in {torch.int64, torch.int32}), None)
     if at is None:
-        at = next((at for at in range(1, len(facts.operands))), None)
-        if at is None or ("int64" not in facts.text and "Long" not in facts.text and "index" not in facts.text):
-            return None
-        ids = facts.operands[at]
-        casts = on_operand(facts, at, method("long"), rank=2, why="indices are int64")
-        return Diagnosis(f"`{op}` expects an integer index, and {named(ids, 'it')} is {short_dtype(ids)}", tuple(casts), ids)
+        return None
     ids = facts.operands[at]
     dim = facts.argument(1, "dim", 0)
     if isinstance(dim, int) and x.sizes and not -len(x.sizes) <= dim < len(x.sizes):
@@ -230,3 +226,49 @@ def _op(facts: FailureFacts, op: str) -> Diagnosis | None:
         return None
     name = f"the index{f' `{ids.name}`' if ids.name else ''} of {shape(ids.sizes)}"
     return Diagnosis(f"`{op}` cannot use {name} along dimension {dim} of {told(x)}", tuple(edits), ids)
+
+
+def embedding(facts: FailureFacts) -> Diagnosis | None:
+    """``emb`` has 10 rows (0 to 9), gets index 10."""
+    if facts.op not in {"embedding", "embedding_bag"}:
+        return None
+    ids, table = facts.operands[0], facts.operands[1]
+    if facts.op == "embedding_bag" and not table.owned and ids.owned:
+        ids, table = table, ids
+    if ids.tensor.dtype not in {torch.int64, torch.int32}:
+        at = facts.operands.index(ids)
+        sentence = f"{facts.who} expects integer indices, and {named(ids)} is {short_dtype(ids)}"
+        return Diagnosis(sentence, tuple(on_operand(facts, at, method("long"), rank=1, why="indices are int64")), ids)
+    values, rows = facts.values(ids.tensor), table.sizes[0]
+    wrong = beyond(values, rows)
+    if values is None or wrong is None:
+        return None
+    low, high = int(values.min()), int(values.max())
+    place = [int(index) for index in (values == wrong).nonzero()[0]]
+    where = f" at {f'`{ids.name}`' if ids.name else ''}{place}" if place else ""
+    sentence = f"{facts.who} has {rows} rows (0 to {rows - 1}), gets index {wrong}{where}"
+    positions = positions_in(ids.made)
+    if positions is not None and positions[1] > rows:
+        sentence += f": `{positions[0].op}` returns one of {positions[1]} {came_from(positions[0].inputs[0][1])}".rstrip()
+    edits = _embedding_edits(facts, ids, (low, high), rows)
+    if maker(ids.made) is not None and not ids.is_input and low == 0:  # positions, counted along a sequence
+        long = too_long(facts, high + 1, rows)
+        sentence += f": {long}" if long else ""
+        edits += shortened(facts, high + 1, rows, rank=25 if facts.site is not None else 10)
+    return Diagnosis(sentence, tuple(edits), ids)
+
+
+def _embedding_edits(facts: FailureFacts, ids: Operand, ends: tuple[int, int], rows: int) -> list[Repair]:
+    low, high = ends
+    if low < 0 or not isinstance(facts.module, (nn.Embedding, nn.EmbeddingBag)):
+        return []
+    positions = positions_in(ids.made)
+    last = high if positions is None else max(high, positions[1] - 1)
+    edits = rebuilt_module(facts.module, facts.path, num_embeddings=last + 1, why=f"rows for the indices 0 to {last}")
+    if positions is not None:
+        edits += producer_edits(facts, replace(ids, made=positions[0].inputs[0][1]), positions[1], rows, rank=22)
+    elif high == rows and any(step.op in _ROUNDS for step in steps(ids.made)):  # such as bins of which the last one has one number
+        edits += on_operand(facts, 0, as_written(f"{{0}}.clamp(max={rows - 1})"), rank=8, why="no index beyond the last row")
+    if low and high == rows:
+        edits += on_operand(facts, 0, as_written("{0} - 1"), rank=30, why="indices starting at 0")
+    return edits

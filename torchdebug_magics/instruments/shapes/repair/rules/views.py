@@ -7,16 +7,15 @@ import math
 from typing import Any
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.cell_error.side_effects import value_named
+from torchdebug_magics.instruments.shapes.cell_error.program_slice import value_named
 from torchdebug_magics.instruments.shapes.repair.edit import Repair, as_typed
 from torchdebug_magics.instruments.shapes.repair.failure_facts import FailureFacts, Operand
-from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last
+from torchdebug_magics.instruments.shapes.repair.rules.earlier import channels_last, tensor_of
 from torchdebug_magics.instruments.shapes.repair.rules.inputs_and_indices import fitted
-from torchdebug_magics.instruments.shapes.repair.rules.otherwise import tensor_of
 from torchdebug_magics.instruments.shapes.repair.rules.rule_parts import Diagnosis, producer_edits, rewritten, told
 from torchdebug_magics.instruments.shapes.repair.size_history import TURNS, of_inputs, steps
 from torchdebug_magics.instruments.shapes.repair.source import assignments
-from torchdebug_magics.probing.source.syntax import as_atom, expression, nodes
+from torchdebug_magics.probing.source.syntax import as_atom, expression, names_in, nodes
 
 _VIEWS = frozenset({"view", "reshape", "view_as", "reshape_as", "unflatten"})
 
@@ -29,9 +28,8 @@ def view(facts: FailureFacts) -> Diagnosis | None:
     text = facts.written
     many = math.prod(x.sizes)
     if "stride" in facts.text or "contiguous" in facts.text:
-        turner = next(
-            (step.op.strip("_") for step in steps(x.made) if step.op in TURNS | {"__getitem__", "expand", "flip"}), "an op before"
-        )
+        turners = (step.op.strip("_") for step in steps(x.made) if step.op in TURNS | {"__getitem__", "expand", "flip"})
+        turner = next(turners, "an op before")
         sentence = f"{text} of {told(x)} is not a view: `{turner}` made it non-contiguous; use `.reshape()`"
         return Diagnosis(sentence, tuple(_reshaped(facts)), x)
     wanted = _wanted(facts)
@@ -56,11 +54,9 @@ def view(facts: FailureFacts) -> Diagnosis | None:
         sentence = f"{text} cannot split {size} into {shape(into)} = {math.prod(into)}: {told(x)}"
         edits = [*other_heads(facts, size, into), *_sizes(facts, x, wanted), *producer_edits(facts, x, size, math.prod(into), rank=12)]
         return Diagnosis(sentence, tuple(edits), x)
-    if not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]:  # a table
-        edits = [*fitted(facts, x, x.sizes[-1], wanted[-1], rank=6), *_sizes(facts, x, wanted)]
-        return Diagnosis(sentence, tuple(edits), x)
-    edits = _sizes(facts, x, wanted)
-    fit = None if x.is_input else (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1))
+    is_table = not of_inputs(x.made) and -1 not in wanted and x.sizes[-1] != wanted[-1]
+    edits = [*(fitted(facts, x, x.sizes[-1], wanted[-1], rank=6) if is_table else ()), *_sizes(facts, x, wanted)]
+    fit = None if x.is_input or is_table else (math.prod(x.sizes[1:]), math.prod(number for number in wanted[1:] if number != -1))
     return Diagnosis(sentence, tuple(edits), x, fit, rounded=x.is_input)
 
 
@@ -69,8 +65,7 @@ def _remainder(facts: FailureFacts, x: Operand) -> str:
     call, site = facts.written_call, facts.site
     if call is None or site is None:
         return ""
-    names = {node.id for node in nodes(ast.Name, *call.args)}
-    before = [assignment.value for name in names for assignment in assignments(site, name)[:1]]
+    before = [assignment.value for name in names_in(*call.args) for assignment in assignments(site, name)[:1]]
     for part in nodes(ast.BinOp, *call.args, *before):
         ends: list[Any] = [
             side.value if isinstance(side, ast.Constant) else value_named(side, site.names) for side in (part.left, part.right)
@@ -136,13 +131,11 @@ def _sizes(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> list[Rep
         rest = math.prod(number for place, number in enumerate(wanted) if place not in {at, free})
         rows = x.sizes[0] if free == 0 and x.sizes else 1
         if rest and many % (rest * rows) == 0 and (free is None or (free == 0 and at != 0)):
-            size = many // (rest * rows)
+            size = -1 if free is None else many // (rest * rows)
             new = tuple(size if place == at else number for place, number in enumerate(wanted))
-            if free is None:
-                computed = tuple(-1 if place == at else number for place, number in enumerate(wanted))
-                edits += _with_sizes(facts, computed, rank=_place_rank(at, x.sizes, wanted))
-            else:
-                edits += _with_sizes(facts, new, rank=10)
+            # A batch that was written as a number, first of all.
+            of_batch = 2 if math.prod(x.sizes[1:]) == math.prod(wanted[1:]) else 6
+            edits += _with_sizes(facts, new, rank=10 if free is not None else 8 + len(wanted) - at if at else of_batch)
     return edits
 
 
@@ -158,35 +151,22 @@ def _made_to_fit(facts: FailureFacts, x: Operand, wanted: tuple[int, ...]) -> li
     return edits
 
 
-def _place_rank(at: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> int:
-    """A batch that was written as a number, first of all."""
-    if at == 0:
-        return 2 if math.prod(sizes[1:]) == math.prod(wanted[1:]) else 6
-    return 8 + len(wanted) - at
-
-
 def _with_sizes(facts: FailureFacts, sizes: tuple[int, ...], *, rank: int) -> list[Repair]:
     many = len(facts.args) - 1
     return rewritten(facts, lambda call: _call_with(call, many, sizes), lambda _, args, __: args[0].reshape(sizes), rank=rank)
 
 
 def _call_with(call: ast.Call, many: int, sizes: tuple[int, ...]) -> str:
-    """The same call with other sizes; those that stay are written as they were."""
-    new = [expression(str(size)) for size in sizes]
+    """The same call with other sizes; a name or a call, such as ``x.size(0)``, is kept where the new size is not -1."""
     first = [argument for argument in call.args if argument is tensor_of(call, many)]  # of ``torch.reshape(x, (2, -1))``
     old = call.args[len(first) :]
-    if len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List)):
-        inner = [was if _same(was, size) else now for was, now, size in zip(old[0].elts, new, sizes, strict=False)]
-        return ast.unparse(ast.Call(call.func, [*first, ast.Tuple(inner, ast.Load())], [])) if len(inner) == len(sizes) else ""
+    is_listed = len(old) == 1 and isinstance(old[0], (ast.Tuple, ast.List))
+    old = old[0].elts if is_listed and isinstance(old[0], (ast.Tuple, ast.List)) else old
     if len(old) != len(sizes):
         return ""
-    inner = [was if _same(was, size) else now for was, now, size in zip(old, new, sizes, strict=True)]
-    return ast.unparse(ast.Call(call.func, [*first, *inner], []))
-
-
-def _same(node: ast.expr, size: int) -> bool:
-    """A name or a call, such as ``x.size(0)``, is kept where the new size is not -1."""
-    return not isinstance(node, (ast.Constant, ast.UnaryOp)) and size != -1
+    is_number = [size == -1 or isinstance(was, (ast.Constant, ast.UnaryOp)) for was, size in zip(old, sizes, strict=True)]
+    new = [expression(str(size)) if new else was for was, size, new in zip(old, sizes, is_number, strict=True)]
+    return ast.unparse(ast.Call(call.func, [*first, *([ast.Tuple(new, ast.Load())] if is_listed else new)], []))
 
 
 def other_heads(facts: FailureFacts, size: int, into: tuple[int, ...]) -> list[Repair]:
