@@ -624,3 +624,19 @@ def test_keys_that_are_there_are_listed(shell: InteractiveShell) -> None:
     answer = asked(shell, "sizes = {'in': 1, 'out': 2}", "size = sizes['hidden']")
     assert "`sizes` has no key `'hidden'`: it has `'in'`, `'out'`" in answer.report.verdict
     assert not answer.report.edits
+
+
+NUMBERS_FOR_LOSSES = {
+    "of a function of Python's": ("import math", "loss = math.sqrt(w * 4)\nloss.backward()", "loss = torch.sqrt(w * 4)"),
+    "added up": ("loss = 0", "for i in range(2):\n    loss += (w * i).item()\nloss.backward()", "loss += w * i"),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS_FOR_LOSSES.values(), ids=NUMBERS_FOR_LOSSES)
+def test_a_number_for_a_loss(case: tuple[str, str, str], shell: InteractiveShell) -> None:
+    setup, failing, new = case
+    answer = asked(shell, f"{IMPORTS}w = torch.ones((), requires_grad=True)\n{setup}", failing)
+    assert "has left the graph behind" in answer.report.verdict
+    assert [edit.new for edit in answer.report.edits] == [new]
+    assert answer.result.success
+    assert shell.user_ns["w"].grad is not None

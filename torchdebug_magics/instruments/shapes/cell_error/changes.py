@@ -24,10 +24,10 @@ from torchdebug_magics.probing.source.fix_check import ALIASES
 from torchdebug_magics.probing.source.syntax import (
     as_atom,
     called,
+    copied,
     dotted,
     exchanged,
     expression,
-    method,
     names_in,
     nodes,
     span_of,
@@ -348,12 +348,25 @@ class Changes:
         if isinstance(made, ast.BinOp) and self._is_whole_division(made, value):
             whole = ast.unparse(ast.BinOp(made.left, ast.FloorDiv(), made.right))
             yield self._remade(maker, part, f"{name} = {whole}", DIVIDED.format(ast.unparse(made)))
-        if isinstance(value, float) and method(made) == "item" and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
-            sentence = f"`{name}` is a number: `.item()` has left the graph behind"
-            yield self._remade(maker, part, f"{name} = {ast.unparse(made.func.value)}", sentence)
-        if value is None and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and dotted(made.func.value) == name:
-            sentence = f"`{name}` is None: `{made.func.attr}` changes it in place, and returns nothing"
-            yield replace(self._remade(maker, part, ast.unparse(made), sentence), may_run=False)
+        if isinstance(value, float):
+            added = (node for node in nodes(ast.AugAssign, function) if dotted(node.target) == name)
+            givers: list[ast.Assign | ast.AugAssign] = [maker, *added]
+            yield from (change for node in givers for change in self._with_graph(node, part))
+
+    def _with_graph(self, node: ast.Assign | ast.AugAssign, part: ast.Name) -> Iterator[Change]:
+        """A number that was read out of a tensor, by ``.item()`` or a function of Python's for numbers."""
+        read = node.value
+        if not isinstance(read, ast.Call) or not isinstance(read.func, ast.Attribute):
+            return
+        function = read.func.attr
+        tensor: ast.expr | None = read.func.value if function == "item" else None
+        if dotted(read.func.value) == "math" and hasattr(torch, function):
+            tensor = ast.Call(expression(f"torch.{function}"), read.args, [])
+        if tensor is not None:
+            reader = ".item()" if function == "item" else f"math.{function}"
+            text = ast.unparse(exchanged(copied(node), lambda old: tensor if same(old, read) else None))
+            change = self._remade(node, part, text, f"`{part.id}` is a number: `{reader}` has left the graph behind")
+            yield change if isinstance(node, ast.Assign) else replace(change, may_run=False)
 
     def _divided(self, part: ast.expr) -> Iterator[Change]:
         """A whole float that an object has from a division, so that nothing can be run."""
