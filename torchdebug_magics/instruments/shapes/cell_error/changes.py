@@ -335,10 +335,14 @@ class Changes:
         function = function_node(frame.f_code) or tree_of(frame.f_code.co_filename)
         makers = [node for node in nodes(ast.Assign, function) if [part.id] == [*map(dotted, node.targets)]]
         maker = max((node for node in makers if node.lineno <= self._statement.lineno), key=lambda node: node.lineno, default=None)
+        name, value = part.id, value_of(part, frame)
+        if isinstance(value, float):
+            added = (node for node in nodes(ast.AugAssign, function) if dotted(node.target) == name)
+            givers: list[ast.Assign | ast.AugAssign] = [*([] if maker is None else [maker]), *added]
+            yield from (change for node in givers for change in self._with_graph(node, part))
         if maker is None:
             return
-        name, made = part.id, maker.value
-        value = value_of(part, frame)
+        made = maker.value
         if isinstance(value, type) and isinstance(made, (ast.Name, ast.Attribute)):
             sentence = f"`{name}` is a class, where an instance of it is expected"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made)}()", sentence)
@@ -348,10 +352,6 @@ class Changes:
         if isinstance(made, ast.BinOp) and self._is_whole_division(made, value):
             whole = ast.unparse(ast.BinOp(made.left, ast.FloorDiv(), made.right))
             yield self._remade(maker, part, f"{name} = {whole}", DIVIDED.format(ast.unparse(made)))
-        if isinstance(value, float):
-            added = (node for node in nodes(ast.AugAssign, function) if dotted(node.target) == name)
-            givers: list[ast.Assign | ast.AugAssign] = [maker, *added]
-            yield from (change for node in givers for change in self._with_graph(node, part))
 
     def _with_graph(self, node: ast.Assign | ast.AugAssign, part: ast.Name) -> Iterator[Change]:
         """A number that was read out of a tensor, by ``.item()`` or a function of Python's for numbers."""
