@@ -149,6 +149,8 @@ class GradientHistory:
     first_losses: list[float] = field(default_factory=list)
     """Of the first three steps."""
     most_loss: float = -math.inf
+    most_norm: float = 0.0
+    """Of the steps that are no longer kept."""
     most_rate: float = 0.0
     falls: dict[Line | None, float] = field(default_factory=dict)
     """By how much the learning rate fell, as a logarithm, by the line of the scheduler's step; None for any other code that set it."""
@@ -184,6 +186,8 @@ class GradientHistory:
             self.still = None
         elif self.still is None and ratio is not None:
             self.still = step.number, self.steps_count
+        if len(self.steps) == BINS and math.isfinite(self.steps[0].norm):
+            self.most_norm = max(self.most_norm, self.steps[0].norm)
         self.steps.append(step)
         self.steps_count += 1
         self.since += 1

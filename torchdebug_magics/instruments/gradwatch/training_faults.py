@@ -405,7 +405,7 @@ def _spike(history: GradientHistory, largest: ModuleSeries | None) -> Iterator[G
     if is_early or last.norm <= _SPIKE_OF_ALL * history.steps[-2].norm:
         return
     before = [step.norm for step in list(history.steps)[-history.since : -1] if math.isfinite(step.norm)]
-    if not _SPIKE_OF_ALL * max(before, default=0.0) < last.norm < math.inf:
+    if not max(history.most_norm, _SPIKE_OF_ALL * max(before, default=0.0)) < last.norm < math.inf:
         return
     usual = statistics.median(step.norm for step in list(history.steps)[-50:-1])
     if not last.norm > _SPIKE_OF_USUAL * usual > 0:

@@ -241,4 +241,26 @@ for step in range(4):
         tensors=("train_x",),
         edits=(("accuracy(train_x, train_y)  #", "accuracy(val_x, val_y)  #"),),
     ),
+    Case(
+        name="training mode is switched on in the loop of the validation",
+        link="https://github.com/pliang279/MultiBench/issues/26",
+        kind="eval_in_train_mode",
+        text="""\
+net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+batches = [(torch.randn(8, 6), torch.randint(2, (8,))) for _ in range(4)]
+for epoch in range(2):
+    net.train()
+    for x, y in batches:
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        for x, y in batches:
+            net.train()
+            right = net(x).argmax(1) == y  #> location
+""",
+        edits=(("        for x, y in batches:\n            net.train()\n", "        for x, y in batches:\n"),),
+    ),
 )

@@ -590,6 +590,11 @@ WITHOUT_A_NAME = {
     "the only key": ("state = {'model': nn.Linear(2, 2).state_dict()}", "weights = state['state_dict']", "weights = state['model']"),
     "a module": ("import pprint", "pprint([1])", "pprint.pprint([1])"),
     "a number before each item": (LOADED, "for x, y in enumerate(loader):\n    out = linear(x)", "for x, y in loader:"),
+    "a comma behind a data set": (  # https://github.com/xu-ji/IIC/issues/96
+        DATA.format(rows=4, many=8) + "data = Data(),\n",
+        "for batch in DataLoader(data, batch_size=4):\n    print(batch.shape)",
+        "data = Data()",
+    ),
     "a number for its range": ("sizes = [1, 2]", "for i in len(sizes):\n    size = sizes[i]", "for i in range(len(sizes)):"),
     "an option": ("", "linear = nn.Linear(in_feature=4, out_features=2)", "linear = nn.Linear(in_features=4, out_features=2)"),
     "a scheduler of a model": (

@@ -56,14 +56,29 @@ def evaluated_in_training_mode(facts: TrainingFacts) -> Iterator[AutogradFinding
             where = call_line(seen.op)
             value = getattr(statement_at(where), "value", None)  # a model that is an item of a dict has no name of its own
             name = ast.unparse(value.func) if isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) else seen.name
+            without = _without_switch(where, f"{name}.train()")
             yield finding(
                 "eval_in_train_mode",
                 f"`{name}` is evaluated in training mode",
                 where,
                 f"call `{name}.eval()` before `{where.source if where is not None else 'the call'}`",
+                fix=f"remove `{name}.train()` from the loop of the evaluation" if without else "",
+                edits=without,
                 explanation="Dropout is on, and BatchNorm uses the batch's statistics and updates its running ones: " + listed(seen.modes),
                 is_hint=True,
             )
+
+
+def _without_switch(where: Location | None, code: str) -> tuple[Edit, ...]:
+    """The edit that leaves a statement out of the loop around an evaluation, in which nothing is trained."""
+    tree = None if where is None else tree_of(where.file)
+    if where is None or tree is None:
+        return ()
+    for loop in loops_around(tree, where.line):
+        before = [node for node in loop.body if ast.unparse(node) == code and node.lineno < where.line]
+        if before and not any(called(call) == "backward" for call in nodes(ast.Call, loop)):
+            return (Source(where, tree).replacing(before[0], ""),)
+    return ()
 
 
 def dropped_in_evaluation(facts: TrainingFacts) -> Iterator[AutogradFinding]:

@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
 from torchdebug_magics.format import shape
-from torchdebug_magics.instruments.shapes.explain import refusal
+from torchdebug_magics.instruments.shapes.explain import edited, refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape
-from torchdebug_magics.probing.source.edited_source import exchanging, made_as
-from torchdebug_magics.probing.source.syntax import expression, names_in, statement_at, tree_of
+from torchdebug_magics.probing.source.edited_source import cells, exchanging, made_as
+from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, statement_at, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.report import Edit
@@ -44,9 +44,11 @@ _IMPORTS = {
 def unequal_samples(error: BaseException) -> Failure | None:
     """What is wrong with the samples that torch's default collation was given; None where it did not fail."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    samples, indices, _ = collated_batch(frames)
+    samples, indices, dataset = collated_batch(frames)
     if not isinstance(samples, list):
         return None
+    if isinstance(dataset, tuple) and len(dataset) == 1 and (comma := _comma_behind(type(dataset[0]).__name__)):
+        return edited(error, "the dataset is a tuple of one: a comma ends the line that makes it", comma)
     if (refused := _no_numbers(error, samples, indices)) is not None:
         return refused
     if (part := next((part for part in _parts((), samples) if len(set(part.shapes)) > 1), None)) is None:
@@ -58,6 +60,14 @@ def unequal_samples(error: BaseException) -> Failure | None:
     first = f": `dataset[{indices[at]}]` is the first that differs" if is_known else ""
     sentence = f"samples of a batch must have one shape, and {which}these have {', '.join(shapes)}{first}"
     return refusal(error, sentence, op="stack", sizes=part.shapes[:_SHOWN], fixes=other_batches(samples, part, frames))
+
+
+def _comma_behind(kind: str) -> tuple[Edit, ...]:
+    """The edit of the only line that makes an object of that class, and a tuple of it."""
+    made = [(cell, node, node.value) for cell in cells() for node in nodes(ast.Assign, cell.tree)]
+    tuples = [(cell, node) for cell, node, value in made if isinstance(value, ast.Tuple) and [*map(called, value.elts)] == [kind]]
+    edits = [cell.replacing(node, text.rstrip(", ")) for cell, node in tuples if (text := cell.text(node)).endswith(",")]
+    return tuple(edits) if len(edits) == 1 else ()
 
 
 def collated_batch(frames: list[FrameType]) -> tuple[Any, Any, Any]:
