@@ -132,7 +132,7 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
         if given is not None and call.args and type(value_named(call.args[0], names)).__name__ == given[1]:
             known = [name for name, value in names.items() if isinstance(value, torch.optim.Optimizer) and not name.startswith("_")]
             new = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
-            what = f"`{ast.unparse(call.func)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
+            what = f"`{called(call)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
             return edited(error, what, exchanging(where, call, new))
         if "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict" and len(call.args) == 1:
             file = ast.unparse(call.args[0])
@@ -155,12 +155,12 @@ def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failur
         item, parts = ast.unparse(call.args[0]), target.elts
         if loop.lineno == where.line and _TOO_FEW.search(str(error)):
             new = f"({', '.join(map(ast.unparse, parts[1:]))})"
-            sentence = f"`enumerate({item})` gives two values, the number and the item: the item's parts stand in parentheses"
+            sentence = f"`enumerate({item})` gives a number and an item: put its parts in parentheses"
             return edited(error, sentence, _with_head(at, loop, f"{ast.unparse(parts[0])}, {new}", ast.unparse(call)))
         first, second = [value_named(part, names) for part in parts[:2]]
         is_item = isinstance(second, (list, tuple)) and len(second) == len(parts) == 2 and type(first) is int  # noqa: PLR2004 - number and item
         if is_item and isinstance(error, TypeError):
-            sentence = f"`{ast.unparse(parts[0])}` is the number that `enumerate` counts, and no part of an item of `{item}`"
+            sentence = f"`{ast.unparse(parts[0])}` is the number from `enumerate`, and no part of an item"
             return edited(error, sentence, _with_head(at, loop, ast.unparse(target).strip("()"), item))
     return None
 

@@ -56,7 +56,7 @@ def _result_of_own_method(error: BaseException, frame: FrameType, line: int) -> 
         if made is not None and isinstance(made[1].value, ast.Call) and root_of(made[1].value.func) == name:
             source, assignment = made
             what = "None" if kind == "NoneType" else f"a {kind}"
-            sentence = f"`{name}` is {what}: `{called(assignment.value)}` changes the object itself, and does not return it"
+            sentence = f"`{name}` holds what `{called(assignment.value)}()` returned, {what}"
             return edited(error, sentence, (source.replacing(assignment, source.text(assignment.value)),))
     return None
 
@@ -72,7 +72,7 @@ def _called(error: TypeError, frame: FrameType, line: int) -> Failure | None:
         if name in _OWN:
             failure = refusal(error, f"`{name}` is a {kind} here, and no longer Python's own function")
             return replace(failure, fix=f"give the variable another name, and run `del {name}` once")
-        sentence = f"`{name}` is a {kind} here: the line that calls it gives its result the same name"
+        sentence = f"`{name}` is a {kind} here: the result took its name"
         return edited(error, sentence, _renamed(frame, line, name)) if statement is not None and name in bound_names(statement) else None
     return None
 
@@ -87,9 +87,7 @@ def _instead_of_class(error: TypeError, frame: FrameType, line: int) -> Failure 
         made = next(_made(frame, line, name), None)
         first = names.get(made[1].value.id) if made is not None and isinstance(made[1].value, ast.Name) else None
         if isinstance(first, type) and not isinstance(names.get(name), type):
-            sentence = (
-                f"`{name}` is a {type(names[name]).__name__} here, and no longer the class {first.__name__}: the loop gives both one name"
-            )
+            sentence = f"`{name}` is a {type(names[name]).__name__} here, and no longer the class {first.__name__}"
             return edited(error, sentence, _renamed(frame, line, name))
     return None
 
