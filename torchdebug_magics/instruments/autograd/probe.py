@@ -231,10 +231,11 @@ class AutogradProbe:
             self._sees_evaluation, self._evaluated_count = True, self._evaluated_count + 1
             self._guard.run("the look at an evaluation", self._recorder.on, [module])
 
-    def _around_zero(self, original: Any, holder: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around_zero(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        event = None if is_being_compiled() else self._guard.run("the look at zero_grad()", self._watched.zeroed, holder)
-        result = original(holder, *args, **kwargs)
+        is_seen = bool(args) and not is_being_compiled()  # without a holder, the call raises
+        event = self._guard.run("the look at zero_grad()", self._watched.zeroed, args[0]) if is_seen else None
+        result = original(*args, **kwargs)
         if event is not None:
             self._guard.run("the end of zero_grad()", self._watched.is_zeroed, event)
             self._course.add(event)

@@ -30,7 +30,8 @@ def left_over() -> Iterator[LeftOver]:
             if any(True for _ in nodes((ast.Yield, ast.YieldFrom), function)):
                 continue  # an empty generator
             for first, _ in (pair for node in ast.walk(function) for block in blocks(node) for pair in pairwise(block)):
-                if isinstance(first, _ENDS) and len(cell.beside(first)) == 1:
+                is_plain = not isinstance(first, ast.Return) or isinstance(first.value, (ast.Constant, ast.Name, type(None)))
+                if isinstance(first, _ENDS) and is_plain and len(cell.beside(first)) == 1:
                     text = cell.text(first)
                     owners = [owner.name for owner in nodes(ast.ClassDef, cell.tree) if function in owner.body]
                     fix = f"remove `{text}` from {'.'.join([*owners, function.name])}(): nothing after it runs"

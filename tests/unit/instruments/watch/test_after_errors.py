@@ -587,7 +587,11 @@ linear = nn.Linear(4, 1)
 """
 WITHOUT_A_NAME = {
     "a variable of the constructor": (CONSTRUCTED, "out = Net()(torch.ones(2, 4))", "self.fc = nn.Linear(4, 1)"),
-    "the only key": ("state = {'model': nn.Linear(2, 2).state_dict()}", "weights = state['state_dict']", "weights = state['model']"),
+    "the key of a state": (
+        "net = nn.Linear(2, 2)\nstate = {'model': net.state_dict(), 'epoch': 3}",
+        "net.load_state_dict(state['state_dict'])",
+        "net.load_state_dict(state['model'])",
+    ),
     "a module": ("import pprint", "pprint([1])", "pprint.pprint([1])"),
     "a number before each item": (LOADED, "for x, y in enumerate(loader):\n    out = linear(x)", "for x, y in loader:"),
     "a comma behind a data set": (  # https://github.com/xu-ji/IIC/issues/96
@@ -645,3 +649,30 @@ def test_a_number_for_a_loss(case: tuple[str, str, str], shell: InteractiveShell
     assert [edit.new for edit in answer.report.edits] == [new]
     assert answer.result.success
     assert shell.user_ns["w"].grad is not None
+
+
+SET_LATER = """\
+class Meter:
+    def __init__(self):
+        mean = float(0)
+    def finish(self):
+        self.mean = 1.0
+"""
+FOR_OTHER_REASONS = {
+    "a counter that is used as one": ("", "for i, batch in enumerate([(1, 2), (3, 4)]):\n    name = 'step ' + i"),
+    "a key that is near by chance": ("history = {'val_loss': []}", "history['train_loss'].append(1.0)"),
+    "a key that was not set": ("counts = {'cats': 0}", "counts['dogs'] += 1"),
+    "an entry that is missing": ("config = {'sgd': {'lr': 0.1}}", "config = config.get('adam')\nrate = config['lr']"),
+    "an attribute that another method sets": (SET_LATER, "mean = Meter().mean"),
+    "a function that was not given": ("def scaled(x, norm=None):\n    norm = norm(x)\n    return norm", "y = scaled(torch.ones(2))"),
+    "a number in the place of a loader": ("def fit(loader):\n    for x, y in loader:\n        pass", "fit(32)"),
+    "an option of a function in C": ("", "x = torch.tensor([1.0], require_grad=True)"),
+}
+
+
+@pytest.mark.parametrize("case", FOR_OTHER_REASONS.values(), ids=FOR_OTHER_REASONS)
+def test_no_other_name_is_put_where_another_cause_is_near(case: tuple[str, str], shell: InteractiveShell) -> None:
+    setup, failing = case
+    answer = asked(shell, IMPORTS + setup, failing)
+    assert not answer.report.edits
+    assert answer.report.problems == ()

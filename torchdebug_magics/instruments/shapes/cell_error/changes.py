@@ -25,9 +25,11 @@ from torchdebug_magics.probing.source.syntax import (
     as_atom,
     called,
     copied,
+    covers,
     dotted,
     exchanged,
     expression,
+    loops_around,
     names_in,
     nodes,
     span_of,
@@ -235,7 +237,7 @@ class Changes:
         reads = [node for node in nodes(ast.Name, self._statement) if node.id == name]
         if not reads:
             return
-        for near in _near_names(name, known):
+        for near in near_names(name, known):
             yield replace(self._change(reads[0], ast.Name(near, ast.Load()), f"`{name}` is not defined, `{near}` is"), choice=name)
         if name in ALIASES:
             module = ALIASES[name]
@@ -258,7 +260,7 @@ class Changes:
                 deeper = ast.Attribute(ast.Attribute(failing.value, attribute, ast.Load()), name, ast.Load())
                 yield self._change(failing, deeper, f"`{text}` is a {kind}, and `{name}` is of its `{attribute}`")
         parts = owner._modules if isinstance(owner, torch.nn.Module) else {}
-        for near in _near_names(name, (*dir(owner), *parts)):
+        for near in near_names(name, (*dir(owner), *parts)):
             what = f"`{text}`" if isinstance(owner, ModuleType) else f"`{text}`, a {kind},"
             new_name = ast.Attribute(failing.value, near, ast.Load())
             yield replace(self._change(failing, new_name, f"{what} has no `{name}`: `{near}` is what it has"), choice=name)
@@ -268,7 +270,7 @@ class Changes:
         owner, key = self._value(failing.value), failing.slice.value if isinstance(failing.slice, ast.Constant) else None
         if not isinstance(owner, (Mapping, torch.nn.ModuleDict)) or not isinstance(key, str) or len(owner) > _MOST_KEYS:
             return
-        for near in _near_names(key, [each for each in owner if isinstance(each, str)]):
+        for near in near_names(key, [each for each in owner if isinstance(each, str)]):
             sentence = f"`{ast.unparse(failing.value)}` has no key {key!r}: {near!r} is what it has"
             yield replace(self._change(failing.slice, ast.Constant(near), sentence), choice=key)
 
@@ -337,7 +339,11 @@ class Changes:
         maker = max((node for node in makers if node.lineno <= self._statement.lineno), key=lambda node: node.lineno, default=None)
         name, value = part.id, value_of(part, frame)
         if isinstance(value, float):
-            added = (node for node in nodes(ast.AugAssign, function) if dotted(node.target) == name)
+            loops = loops_around(tree_of(frame.f_code.co_filename), self._statement.lineno)
+            adding = (node for node in nodes(ast.AugAssign, function) if dotted(node.target) == name)
+            added = (
+                node for node in adding if not any(covers(loop, node.lineno) for loop in loops)
+            )  # else each step would go back through all
             givers: list[ast.Assign | ast.AugAssign] = [*([] if maker is None else [maker]), *added]
             yield from (change for node in givers for change in self._with_graph(node, part))
         if maker is None:
@@ -382,7 +388,7 @@ class Changes:
         return Change(self._statement, part, part, sentence, text, (maker, text))
 
 
-def _near_names(name: str, known: Iterable[str]) -> list[str]:
+def near_names(name: str, known: Iterable[str]) -> list[str]:
     """The names that are this one with letters left out, put in or exchanged; of two that differ in a letter or number, each is another."""
     near = difflib.get_close_matches(name, {each for each in known if not each.startswith("_")}, 5, _ALIKE)
     alike = (name.lower() == each.lower() or sorted(name) == sorted(each) or _is_part(name, each) or _is_part(each, name) for each in near)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchdebug_magics.format import listed
+from torchdebug_magics.instruments.shapes.cell_error.changes import near_names
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, value_named
 from torchdebug_magics.instruments.shapes.explain import edited
 from torchdebug_magics.instruments.shapes.report import Failure
@@ -36,7 +37,7 @@ from torchdebug_magics.report import Edit, Location
 
 _ALIKE = 0.6
 """Likeness of two keys of which one may be meant by the other."""
-_MOST_KEYS = 6
+_FILE = re.compile(r"\.(?:pt|pth|bin|ckpt|tar|pkl|safetensors)$")
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 _NO_OPTIMIZER = re.compile(r"(\w+) is not an Optimizer")
 _TOO_FEW = re.compile(r"not enough values to unpack \(expected \d+, got 2\)")
@@ -70,30 +71,39 @@ def _local_in_constructor(error: AttributeError) -> Failure | None:
         return None
     statements = [node for node in own_nodes(function) if isinstance(node, SIMPLE)]
     made = [node for node in statements if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
-    if len(made) != 1 or isinstance(function, ast.Lambda):
-        return None
-    own, first = constructor.__code__.co_varnames[0], made[0]
+    first = made[0] if len(made) == 1 and made[0] in getattr(function, "body", ()) and isinstance(made[0].value, ast.Call) else None
+    others = {part.attr for part in nodes(ast.Attribute, tree) if isinstance(part.ctx, ast.Store)}
+    alike = difflib.get_close_matches(name, [*vars(owner), *getattr(owner, "_modules", ())], 1, _ALIKE)
+    begun = [node.lineno for node in statements if "super()" in ast.unparse(node)]
+    is_own_access = any("__getattr__" in vars(kind) for kind in type(owner).__mro__ if kind.__module__ == type(owner).__module__)
+    if first is None or name in others or alike or is_own_access or any(line > first.lineno for line in begun):
+        return None  # what another method sets, or another name that is meant
+    own = constructor.__code__.co_varnames[0]
     source = Source(location(constructor.__code__.co_filename, first.lineno, "__init__"), tree)
-    attribute = expression(f"{own}.{name}")
-    edits = [source.replacing(first, source.text(first).replace(name, f"{own}.{name}", 1))]
-    readers = (node for node in statements if node is not first and name in read_names(node))
-    edits += [source.replacing(node, source.exchanged_text(node, expression(name), attribute)) for node in readers]
+    is_read = any(node.id == name and isinstance(node.ctx, ast.Load) for node in nodes(ast.Name, function))
+    text = source.text(first).replace(name, f"{own}.{name}", 1)
+    edits = [source.after(first, f"{own}.{name} = {name}") if is_read else source.replacing(first, text)]
     return edited(error, f"`{name}` is a variable of the constructor, and no attribute of `{type(owner).__name__}`", edits)
 
 
 def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | None:
-    """A key of a mapping: the nearest, the only one, or the only one that holds the state of a model."""
+    """A key of a mapping: that under which the state of the model is that loads it."""
     key, names = error.args[0] if error.args else None, {**frame.f_globals, **frame.f_locals}
     for node in nodes(ast.Subscript, statement_at(tree_of(where.file), where.line)):
         mapping = value_named(node.value, names) if isinstance(node.slice, ast.Constant) and node.slice.value == key else UNKNOWN
-        if not isinstance(mapping, Mapping) or not isinstance(key, str) or not all(isinstance(each, str) for each in mapping):
+        if (
+            not isinstance(mapping, dict)
+            or not isinstance(node.ctx, ast.Load)
+            or not all(isinstance(each, str) for each in (key, *mapping))
+        ):
             continue
-        states = [each for each, value in mapping.items() if _is_state(value)]
-        alike = difflib.get_close_matches(key, list(mapping), 1, _ALIKE)
-        meant = alike or (list(mapping) if len(mapping) == 1 else states if "state" in key and len(states) == 1 else [])
-        keys = [f"`{each!r}`" for each in list(mapping)[:_MOST_KEYS]]
+        loads = (call for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)) if called(call) == "load_state_dict")
+        receivers = (value_named(call.func.value, names) for call in loads if isinstance(call.func, ast.Attribute))
+        known = [set(each.state_dict()) for each in receivers if isinstance(each, torch.nn.Module)]
+        meant = [each for each, value in mapping.items() if _is_state(value) and set(value) in known]
+        keys = [f"`{each!r}`" for each in mapping]
         sentence = f"`{ast.unparse(node.value)}` has no key `{key!r}`: it has {listed(keys) if keys else 'none'}"
-        new = ast.Subscript(node.value, ast.Constant(meant[0]), ast.Load()) if meant else None
+        new = ast.Subscript(node.value, ast.Constant(meant[0]), ast.Load()) if len(meant) == 1 else None
         return replace(edited(error, sentence, exchanging(where, node, new)), location=where)
     return None
 
@@ -124,7 +134,9 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
     for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)):
         function = value_named(call.func, names)
         if option is not None and callable(function) and any(each.arg == option[1] for each in call.keywords):
-            alike = difflib.get_close_matches(option[1], list(inspect.signature(function).parameters), 1, _ALIKE)
+            alike = [each for each in near_names(option[1], _options(function)) if all(each != other.arg for other in call.keywords)]
+            if len(alike) != 1:
+                return None
             keywords = [ast.keyword(alike[0], each.value) if alike and each.arg == option[1] else each for each in call.keywords]
             new = ast.Call(call.func, call.args, keywords) if alike else None
             what = f"`{ast.unparse(call.func)}` has no option `{option[1]}`" + (f": `{alike[0]}` is near" if alike else "")
@@ -134,11 +146,23 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
             new = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
             what = f"`{called(call)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
             return edited(error, what, exchanging(where, call, new))
-        if "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict" and len(call.args) == 1:
-            file = ast.unparse(call.args[0])
+        is_of_text = "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict"
+        value = call.args[0] if is_of_text and len(call.args) == 1 else None
+        if value is not None and _FILE.search(str(value.value if isinstance(value, ast.Constant) else value_named(value, names))):
+            file = ast.unparse(value)
             edits = exchanging(where, call, ast.Call(call.func, [expression(f"torch.load({file})")], call.keywords))
             return edited(error, f"`{file}` is the name of a file, which `torch.load` reads", edits)
     return None
+
+
+def _options(function: Any) -> list[str]:
+    """What a call may name; of a module, what its forward takes."""
+    asked = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(asked).parameters.values()
+    except (TypeError, ValueError):  # of a function in C
+        return []
+    return [each.name for each in parameters if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
 
 
 def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
@@ -146,7 +170,8 @@ def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failur
     names = {**frame.f_globals, **frame.f_locals}
     for loop in [node for node in enclosing(tree_of(where.file), where.line) if isinstance(node, ast.For)]:
         call, target = loop.iter, loop.target
-        if "'int' object is not iterable" in str(error) and loop.lineno == where.line:
+        is_number = type(value_named(call, names)) is int or called(call) == "len"
+        if "'int' object is not iterable" in str(error) and loop.lineno == where.line and is_number and _counts(loop):
             sentence = f"`{ast.unparse(call)}` is a number, and a loop goes through items"
             return edited(error, sentence, _with_head(where, loop, ast.unparse(target), f"range({ast.unparse(call)})"))
         if not isinstance(target, ast.Tuple) or called(call) != "enumerate" or not isinstance(call, ast.Call) or not call.args:
@@ -158,11 +183,30 @@ def _unpacked(error: BaseException, frame: FrameType, where: Location) -> Failur
             sentence = f"`enumerate({item})` gives a number and an item: put its parts in parentheses"
             return edited(error, sentence, _with_head(at, loop, f"{ast.unparse(parts[0])}, {new}", ast.unparse(call)))
         first, second = [value_named(part, names) for part in parts[:2]]
+        reads = read_names(failing) if (failing := statement_at(tree_of(where.file), where.line)) is not None else set()
+        uses = [node for node in nodes(ast.Name, *loop.body) if node.id == ast.unparse(parts[0])]
+        if "must be Tensor, not int" not in str(error) or ast.unparse(parts[0]) not in reads or len(uses) > 1 or _is_taken_apart(loop):
+            continue
         is_item = isinstance(second, (list, tuple)) and len(second) == len(parts) == 2 and type(first) is int  # noqa: PLR2004 - number and item
         if is_item and isinstance(error, TypeError):
             sentence = f"`{ast.unparse(parts[0])}` is the number from `enumerate`, and no part of an item"
             return edited(error, sentence, _with_head(at, loop, ast.unparse(target).strip("()"), item))
     return None
+
+
+def _counts(loop: ast.For) -> bool:
+    """Whether its variable can be a number: it is a single name, and nothing calls it or takes an item or attribute of it."""
+    name = loop.target.id if isinstance(loop.target, ast.Name) else ""
+    uses = [node.func for node in nodes(ast.Call, *loop.body)] + [node.value for node in nodes((ast.Attribute, ast.Subscript), *loop.body)]
+    return bool(name) and not any(isinstance(use, ast.Name) and use.id == name for use in uses)
+
+
+def _is_taken_apart(loop: ast.For) -> bool:
+    """Whether the body takes items of the second variable, or gives its parts names."""
+    second = ast.unparse(loop.target.elts[1]) if isinstance(loop.target, ast.Tuple) else ""
+    subscripts = [node.value for node in nodes(ast.Subscript, *loop.body)]
+    unpacked = [node.value for node in nodes(ast.Assign, *loop.body) if isinstance(node.targets[0], ast.Tuple)]
+    return any(ast.unparse(node) == second for node in (*subscripts, *unpacked))
 
 
 def _with_head(where: Location, loop: ast.For, target: str, items: str) -> tuple[Edit, ...]:

@@ -33,6 +33,11 @@ from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import Edit
 
 _OWN = frozenset(vars(builtins))
+_IN_PLACE = frozenset({
+    "load_state_dict", "append", "extend", "insert", "sort", "reverse", "update", "add", "clear", "backward", "step", "zero_grad",
+    "add_module",
+})  # fmt: skip
+"""Methods that change their object, and return nothing of it."""
 
 
 def rebound_name(error: BaseException) -> Failure | None:
@@ -53,7 +58,7 @@ def _result_of_own_method(error: BaseException, frame: FrameType, line: int) -> 
     for name in sorted(read_names(statement) if (statement := statement_at(tree_of(frame.f_code.co_filename), line)) is not None else ()):
         kind = type(names[name]).__name__ if name in names else ""
         made = next(_made(frame, line, name), None) if kind in {"NoneType", "_IncompatibleKeys"} and f"'{kind}'" in str(error) else None
-        if made is not None and isinstance(made[1].value, ast.Call) and root_of(made[1].value.func) == name:
+        if made is not None and root_of(getattr(made[1].value, "func", made[1])) == name and _changes_the_object(called(made[1].value)):
             source, assignment = made
             what = "None" if kind == "NoneType" else f"a {kind}"
             sentence = f"`{name}` holds what `{called(assignment.value)}()` returned, {what}"
@@ -61,20 +66,39 @@ def _result_of_own_method(error: BaseException, frame: FrameType, line: int) -> 
     return None
 
 
+def _changes_the_object(method: str) -> bool:
+    """Whether a method returns nothing, be it torch's, a list's or the user's own."""
+    own = [node for cell in cells() for node in nodes(ast.FunctionDef, cell.tree) if node.name == method]
+    returned = (node.value for function in own for node in nodes(ast.Return, function))
+    return method in _IN_PLACE or (bool(own) and not any(value is not None for value in returned))
+
+
 def _called(error: TypeError, frame: FrameType, line: int) -> Failure | None:
     """What is called is a variable whose value cannot be."""
     statement = statement_at(tree_of(frame.f_code.co_filename), line)
     names = {**frame.f_globals, **frame.f_locals}
     for call in nodes(ast.Call, statement):
-        if not isinstance(call.func, ast.Name) or call.func.id not in names or callable(names[call.func.id]):
+        if not isinstance(call.func, ast.Name) or callable(names.get(call.func.id)) or names.get(call.func.id) is None:
             continue
         name, kind = call.func.id, type(names[call.func.id]).__name__
         if name in _OWN:
-            failure = refusal(error, f"`{name}` is a {kind} here, and no longer Python's own function")
-            return replace(failure, fix=f"give the variable another name, and run `del {name}` once")
+            failure = refusal(error, f"`{name}` is of type {kind} here, and no longer Python's own function")
+            is_global = name not in frame.f_code.co_varnames
+            return replace(failure, fix="give the variable another name" + (f", and run `del {name}` once" if is_global else ""))
+        if not _held_a_callable(frame, line, name):
+            return None
         sentence = f"`{name}` is a {kind} here: the result took its name"
         return edited(error, sentence, _renamed(frame, line, name)) if statement is not None and name in bound_names(statement) else None
     return None
+
+
+def _held_a_callable(frame: FrameType, line: int, name: str) -> bool:
+    """Whether the variable was given an object of a class, or a name, before; an argument, where a loop has come round."""
+    made = next(_made(frame, line, name), None)
+    if made is None:
+        return bool(loops_around(tree_of(frame.f_code.co_filename), line))
+    value = made[1].value
+    return isinstance(value, (ast.Name, ast.Attribute, ast.Lambda)) or called(value)[:1].isupper()
 
 
 def _instead_of_class(error: TypeError, frame: FrameType, line: int) -> Failure | None:
@@ -133,7 +157,14 @@ def _renamed(frame: FrameType, line: int, name: str) -> tuple[Edit, ...]:
     where = location(file, line, frame.f_code.co_name)
     renamed = source.replacing(first, source.text(first).replace(name, new, 1))
     changed = exchanging(where, statement.value, value)
-    return (*changed, renamed) if changed else ()
+    below = [node for node in own_nodes(function_node(frame.f_code) or tree) if isinstance(node, SIMPLE) and node.lineno > line]
+    calls = [(node, call) for node in below for call in nodes(ast.Call, node) if isinstance(call.func, ast.Name) and call.func.id == name]
+    later = [
+        edit
+        for node, call in calls
+        for edit in exchanging(location(file, node.lineno, frame.f_code.co_name), call, ast.Call(ast.Name(new), call.args, call.keywords))
+    ]
+    return (*changed, *later, renamed) if changed else ()
 
 
 def _with_other_result(frame: FrameType, source: Source, statement: ast.Assign, name: str) -> tuple[Edit, ...]:

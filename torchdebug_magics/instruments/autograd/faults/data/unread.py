@@ -18,7 +18,18 @@ from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
-from torchdebug_magics.probing.source.syntax import FUNCTIONS, bound_names, called, copied, exchanged, nodes, own_nodes, targets_of, tree_of
+from torchdebug_magics.probing.source.syntax import (
+    FUNCTIONS,
+    bound_names,
+    called,
+    copied,
+    exchanged,
+    nodes,
+    own_nodes,
+    root_of,
+    targets_of,
+    tree_of,
+)
 from torchdebug_magics.probing.source.user_code import location
 
 _FROM_DISK = frozenset({"load", "load_file", "load_state_dict_from_url", "load_url", "hf_hub_download"})
@@ -43,9 +54,16 @@ class _Place(NamedTuple):
 def uncalled_methods(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Statements of a training that name a method and do not call it: ``loss.backward``."""
     ran = _files(facts) if facts.course.backwards or facts.course.steps else set()
+    variables = dict(user_names(sys._getframe())) if ran else {}
     for cell in (cell for cell in _sources(facts) if cell.where.file in ran):
-        for statement in nodes(ast.Expr, cell.tree):
+        probing = {id(node) for attempt in nodes(ast.Try, cell.tree) for part in attempt.body for node in ast.walk(part)}
+        never = {id(node) for test in nodes(ast.If, cell.tree) if isinstance(test.test, ast.Constant) for node in ast.walk(test)}
+        for statement in sorted(nodes(ast.Expr, cell.tree), key=lambda node: node.lineno):
             name = statement.value.attr if isinstance(statement.value, ast.Attribute) else ""
+            owner = variables.get(root_of(statement.value))
+            is_method = owner is None or isinstance(owner, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+            if id(statement) in probing | never or not is_method or isinstance(getattr(type(owner), name, None), property):
+                continue
             if name in _UNCALLED and statement not in cell.tree.body[-1:]:  # the last line of a cell is shown
                 code = cell.text(statement)
                 yield finding(
