@@ -41,6 +41,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.probing.steps import parameters_of
 from torchdebug_magics.report import Edit, Location
 
 _CHANGED = "modified by an inplace operation"
@@ -142,7 +143,7 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     bound = {name for update in updates if (statement := statement_at(update)) is not None for name in bound_names(statement)}
     if first.line < call.line and is_new and not bound & read_names(*between):
         moved = listed([f"`{code_at(update)}`" for update in updates])
-        alone = _of_its_own(first, call)
+        alone = _of_its_own(raised, first, call)
         if alone is None or len(updates) > 1:
             return first, f"move {moved} below `{code_at(call)}`, or compute the second loss again after the update", ()
         if alone[1]:
@@ -150,7 +151,7 @@ def _in_order(raised: Raised, saver: RecordedOp, writers: list[RecordedOp]) -> t
     return first, f"compute the loss of `{code_at(call)}` after `{code_at(updates[-1])}`", ()
 
 
-def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]] | None:
+def _of_its_own(raised: Raised, update: Location, call: Location) -> tuple[str, tuple[Edit, ...]] | None:
     """A backward pass with gradients for the optimizers alone that step next, and the update below it; None where no other one steps.
 
     Else the update would also follow the gradients of this loss, which may be the opposite, as of a generator's.
@@ -166,13 +167,15 @@ def _of_its_own(update: Location, call: Location) -> tuple[str, tuple[Edit, ...]
     is_alone = source is not None and all(len(source.beside(each)) == 1 for each in (backward, early) if each is not None)
     if not is_alone or not isinstance(backward, ast.Expr) or not isinstance(early, ast.Expr) or not isinstance(backward.value, ast.Call):
         return "", ()
-    if not steps:
-        return None
     function = early.value.func if isinstance(early.value, ast.Call) and method(early.value) == "step" else None
-    known = [_parameters_of(call.file, name) for name in steps]
-    moved = _parameters_of(call.file, ast.unparse(function.value)) if isinstance(function, ast.Attribute) else []
-    every = [part for parts in known for part in parts]
-    if source is None or not all(known) or not moved or set(moved) & set(every):
+    name = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+    if not steps or {name} == set(steps):
+        return None  # or the same one, which is to follow both
+    every = [part for each in steps for part in _parameters_of(call.file, each)]
+    optimizers = [raised.value(each) for each in (name, *steps)]
+    held = [set(map(id, parameters_of(each))) for each in optimizers if isinstance(each, torch.optim.Optimizer)]
+    are_apart = len(held) == len(optimizers) and held[0].isdisjoint(*held[1:])
+    if source is None or not all(_parameters_of(call.file, each) for each in steps) or not are_apart:
         return "", ()  # what both update would follow this loss alone, as it is set to zero before
     own = ast.keyword("inputs", expression(f"list({every[0].removeprefix('*')})" if len(every) == 1 else f"[{', '.join(every)}]"))
     new = ast.unparse(ast.Call(backward.value.func, backward.value.args, [*backward.value.keywords, own]))
