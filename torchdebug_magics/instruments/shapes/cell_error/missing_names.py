@@ -93,6 +93,7 @@ def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | 
         mapping = value_named(node.value, names) if isinstance(node.slice, ast.Constant) and node.slice.value == key else UNKNOWN
         if (
             not isinstance(mapping, dict)
+            or not mapping
             or not isinstance(node.ctx, ast.Load)
             or not all(isinstance(each, str) for each in (key, *mapping))
         ):
@@ -102,7 +103,7 @@ def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | 
         known = [set(each.state_dict()) for each in receivers if isinstance(each, torch.nn.Module)]
         meant = [each for each, value in mapping.items() if _is_state(value) and set(value) in known]
         keys = [f"`{each!r}`" for each in mapping]
-        sentence = f"`{ast.unparse(node.value)}` has no key `{key!r}`: it has {listed(keys) if keys else 'none'}"
+        sentence = f"`{ast.unparse(node.value)}` has no key `{key!r}`: it has {listed(keys)}"
         new = ast.Subscript(node.value, ast.Constant(meant[0]), ast.Load()) if len(meant) == 1 else None
         return replace(edited(error, sentence, exchanging(where, node, new)), location=where)
     return None
