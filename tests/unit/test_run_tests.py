@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests import children
@@ -100,6 +101,13 @@ def test_a_run_that_hangs_is_killed_with_all_that_it_has_started(pytester: pytes
     assert time.monotonic() - begin < 60
 
 
+def sleeps(process: psutil.Process) -> bool:
+    try:
+        return "time.sleep(600)" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended since it was listed
+        return False
+
+
 def test_a_run_that_is_terminated_takes_its_tests_with_it(pytester: pytest.Pytester, root: Path) -> None:
     pytester.makeconftest((root / "tests/conftest.py").read_text())
     pytester.makepyprojecttoml(CONFIG)
@@ -107,7 +115,7 @@ def test_a_run_that_is_terminated_takes_its_tests_with_it(pytester: pytest.Pytes
     command = (sys.executable, str(root / "tools/run_tests.py"), "100", "test_planted.py")
     with children.launched(command, cwd=pytester.path, envs=({MARK: str(pytester.path)},)) as (ended,):
         until = time.monotonic() + 60
-        while not any("time.sleep(600)" in " ".join(process.cmdline()) for process in children.marked_processes(MARK, str(pytester.path))):
+        while not any(map(sleeps, children.marked_processes(MARK, str(pytester.path)))):
             assert time.monotonic() < until
             time.sleep(0.1)
         ended.process.terminate()
