@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 from torchdebug_magics import catalog
 from torchdebug_magics.format import capitalised, number, plural
 from torchdebug_magics.instrument import SCRIPT
-from torchdebug_magics.instruments.watch.left_over import MOST_TRIED, LeftOver, left_over
 from torchdebug_magics.probing.outside.effects import Irrevocable
+from torchdebug_magics.probing.source.edited_source import cells
+from torchdebug_magics.probing.source.syntax import FUNCTIONS, blocks, nodes
 from torchdebug_magics.probing.state.training_again import Run, TrainingAgain
 from torchdebug_magics.report import Edit, Finding, Report, changed
 from torchdebug_magics.session import Session
@@ -28,6 +30,9 @@ _LEAST_S = 10.0
 _OTHER_SEED = 20
 _OF_A_WHOLE_GRAPH = ("graph a second time", "modified by an inplace operation")
 """Errors that a graph which was cut has hidden."""
+_ENDS = (ast.Return, ast.Break, ast.Continue)
+"""What may be left over from a test; a `raise` may be the very error."""
+_MOST_LEFT_OVER = 3
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
 _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
@@ -55,7 +60,7 @@ def tried(
     runs_code = finding is not None and any(
         "weights_only=False" in edit.new for edit in finding.edits
     )  # the user must trust the file first
-    lines = list(islice(left_over(), MOST_TRIED)) if raised and finding is not None and not finding.edits else []
+    lines = list(islice(_left_over(), _MOST_LEFT_OVER)) if raised and finding is not None and not finding.edits else []
     if not (alternatives or is_open or lines) or runs_code or not again.can_run:
         return report
     result: Report = report
@@ -76,7 +81,7 @@ def tried(
     return result
 
 
-def _without_error(report: Any, again: TrainingAgain, steps: int, lines: Sequence[LeftOver]) -> Any:
+def _without_error(report: Any, again: TrainingAgain, steps: int, lines: Sequence[_LeftOver]) -> Any:
     """The report with the first of its fixes as verified with which the cell raises nothing, where it raises as it is written.
 
     Where it has none, a line that was left over may be the cause.
@@ -250,3 +255,25 @@ def _with_finding(report: Any, old: Finding | None, new: Any) -> Any:
     if not hasattr(report, "findings") or (old is not None and new.fix == old.fix):  # what it says stays
         return changed(report, lambda part: new if part is old else part)
     return replace(report, findings=(new, *report.findings[1:]), alternatives=(), sentence=capitalised(new.sentence()))
+
+
+class _LeftOver(NamedTuple):
+    """A statement to remove, as a fix."""
+
+    fix: str
+    edits: tuple[Edit, ...]
+
+
+def _left_over() -> Iterator[_LeftOver]:
+    """Of the user's functions, the statements after which others of their block stand that never run."""
+    for cell in cells():
+        for function in nodes(FUNCTIONS, cell.tree):
+            if any(True for _ in nodes((ast.Yield, ast.YieldFrom), function)):
+                continue  # an empty generator
+            for first, _ in (pair for node in ast.walk(function) for block in blocks(node) for pair in pairwise(block)):
+                is_plain = not isinstance(first, ast.Return) or isinstance(first.value, (ast.Constant, ast.Name, type(None)))
+                if isinstance(first, _ENDS) and is_plain and len(cell.beside(first)) == 1:
+                    text = cell.text(first)
+                    owners = [owner.name for owner in nodes(ast.ClassDef, cell.tree) if function in owner.body]
+                    fix = f"remove `{text}` from {'.'.join([*owners, function.name])}(): nothing after it runs"
+                    yield _LeftOver(fix, (cell.replacing(first, ""),))

@@ -548,6 +548,11 @@ RESULTS_WITH_THE_NAME_OF_WHAT_IS_CALLED = {
         "`loss` is a Tensor here",
         ["loss_value = loss(net(x), y)", "loss_value.backward()", "return loss_value.item()"],
     ),
+    "of a class that is an argument": (
+        ("def stack(layer):\n    for size in (2, 2):\n        layer = layer(size, size)\n    return layer\n", "stack(nn.Linear)"),
+        "`layer` is a Linear here",
+        ["layer_value = layer(size, size)", "return layer_value"],
+    ),
     "of a class": (  # https://stackoverflow.com/questions/68011125
         (STACKED, "block = Layer\nparts = []\nfor size in (2, 3):\n    block = Block(block, size)\n    parts.append(block)"),
         "`block` is a Block here",

@@ -173,8 +173,8 @@ def _of_its_own(raised: Raised, update: Location, call: Location) -> tuple[str, 
         return None  # or the same one, which is to follow both
     every = [part for each in steps for part in _parameters_of(call.file, each)]
     optimizers = [raised.value(each) for each in (name, *steps)]
-    held = [set(map(id, parameters_of(each))) for each in optimizers if isinstance(each, torch.optim.Optimizer)]
-    are_apart = len(held) == len(optimizers) and held[0].isdisjoint(*held[1:])
+    parameters = [set(map(id, parameters_of(each))) for each in optimizers if isinstance(each, torch.optim.Optimizer)]
+    are_apart = len(parameters) == len(optimizers) and parameters[0].isdisjoint(*parameters[1:])
     if source is None or not all(_parameters_of(call.file, each) for each in steps) or not are_apart:
         return "", ()  # what both update would follow this loss alone, as it is set to zero before
     own = ast.keyword("inputs", expression(f"list({every[0].removeprefix('*')})" if len(every) == 1 else f"[{', '.join(every)}]"))

@@ -87,7 +87,7 @@ def _local_in_constructor(error: AttributeError) -> Failure | None:
 
 
 def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | None:
-    """A key of a mapping: that under which the state of the model is that loads it."""
+    """A key of a mapping: that under which the state of the model or optimizer is that loads it."""
     key, names = error.args[0] if error.args else None, {**frame.f_globals, **frame.f_locals}
     for node in nodes(ast.Subscript, statement_at(tree_of(where.file), where.line)):
         mapping = value_named(node.value, names) if isinstance(node.slice, ast.Constant) and node.slice.value == key else UNKNOWN
@@ -99,18 +99,14 @@ def _other_key(error: KeyError, frame: FrameType, where: Location) -> Failure | 
         ):
             continue
         loads = (call for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)) if called(call) == "load_state_dict")
-        receivers = (value_named(call.func.value, names) for call in loads if isinstance(call.func, ast.Attribute))
-        known = [set(each.state_dict()) for each in receivers if isinstance(each, torch.nn.Module)]
-        meant = [each for each, value in mapping.items() if _is_state(value) and set(value) in known]
+        receivers = [value_named(call.func.value, names) for call in loads if isinstance(call.func, ast.Attribute)]
+        known = [set(each.state_dict()) for each in receivers if isinstance(each, (torch.nn.Module, torch.optim.Optimizer))]
+        meant = [each for each, value in mapping.items() if isinstance(value, Mapping) and value and set(value) in known]
         keys = [f"`{each!r}`" for each in mapping]
         sentence = f"`{ast.unparse(node.value)}` has no key `{key!r}`: it has {listed(keys)}"
         new = ast.Subscript(node.value, ast.Constant(meant[0]), ast.Load()) if len(meant) == 1 else None
         return replace(edited(error, sentence, exchanging(where, node, new)), location=where)
     return None
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, torch.Tensor) for each in value.values())
 
 
 def _of_module(error: BaseException, frame: FrameType, where: Location) -> Failure | None:
@@ -158,9 +154,9 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
 
 def _options(function: Any) -> list[str]:
     """What a call may name; of a module, what its forward takes."""
-    asked = function.forward if isinstance(function, torch.nn.Module) else function
+    signed = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = inspect.signature(asked).parameters.values()
+        parameters = inspect.signature(signed).parameters.values()
     except (TypeError, ValueError):  # of a function in C
         return []
     return [each.name for each in parameters if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]

@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import torch
+
 from torchdebug_magics.instruments.shapes.explain import edited, refusal
 from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.source.call_sites import function_node
@@ -109,6 +111,15 @@ def _instead_of_class(error: TypeError, frame: FrameType, line: int) -> Failure 
     names = {**frame.f_globals, **frame.f_locals}
     for name in sorted(read_names(statement.value) & bound_names(statement)):
         made = next(_made(frame, line, name), None)
+        calls = any(isinstance(call.func, ast.Name) and call.func.id == name for call in nodes(ast.Call, statement.value))
+        if (
+            made is None
+            and calls
+            and isinstance(names.get(name), torch.nn.Module)
+            and loops_around(tree_of(frame.f_code.co_filename), line)
+        ):
+            sentence = f"`{name}` is a {type(names[name]).__name__} here: the result took its name"
+            return edited(error, sentence, _renamed(frame, line, name))
         first = names.get(made[1].value.id) if made is not None and isinstance(made[1].value, ast.Name) else None
         if isinstance(first, type) and not isinstance(names.get(name), type):
             sentence = f"`{name}` is a {type(names[name]).__name__} here, and no longer the class {first.__name__}"
