@@ -155,7 +155,7 @@ def _broken_links(history: GradientHistory) -> Iterator[GradFinding]:
         yield say(
             *repairs.thawed(history, frozen), frozen, headline=headline, why=f"`{name}.step()` changes only tensors that get a gradient"
         )
-    if furthest in {Link.WITHOUT_GRADIENT, Link.ZERO_GRADIENT} and zeroed is not None and parts:
+    if furthest in {Link.WITHOUT_GRADIENT, Link.ZERO_GRADIENT} and zeroed is not None and backward is not None and parts:
         fix = f"move `{source_of(zeroed, 'zero_grad')}` before `{source_of(backward, 'backward')}`"
         yield say(zeroed, fix, parts, headline=zeroed_too_early(name), why="an update without a gradient changes nothing")
     cut = loose or (parts if furthest is Link.WITHOUT_GRADIENT else [])

@@ -393,3 +393,11 @@ def test_a_model_that_was_trained_before_is_not_judged_by_a_fresh_one(shell: Int
     tuned = "optimizer = torch.optim.Adam(net.parameters(), 1e-6)\n" + LOOP
     report = watched(shell, SETUP.replace("keepdim=True)", "keepdim=True) + torch.randn(256, 1)"), trained, tuned)
     assert "learning rate" not in report.verdict, report.verdict
+
+
+def test_a_method_that_is_not_called_is_the_only_fault(shell: InteractiveShell) -> None:
+    loop = LOOP.replace("loss.backward()", "loss.backward")
+    report = watched(shell, SETUP, MODEL.format(optimizer="torch.optim.SGD(net.parameters(), lr=0.1)"), loop)
+    assert [edit.new for edit in report.edits] == ["loss.backward()"]
+    assert report.fix_state == "verified"
+    assert report.consequences == ()  # no gradients are "zeroed between backward() and step()" where none were computed
