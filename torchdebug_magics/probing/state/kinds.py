@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -18,9 +20,9 @@ GONE: Any = object()
 ABSENT: Any = object()
 """In the place of what was not there."""
 _BYTES_EACH = 16
-_MOST_TURNS = 50
+_MOST_TURNS = 200
 _MOST_ADDED = 25_000
-"""Items that are added in all turns, four times each: a large set is put back in the order that it happens to get."""
+"""Items that are added in all turns, twice each: a large set is put back in the order that it happens to get."""
 
 
 class State(list[Any]):
@@ -97,20 +99,26 @@ def _write_deque(value: deque[Any], parts: list[Any]) -> None:
 
 
 def _write_set(value: set[Any], parts: list[Any]) -> None:
-    """In the order that it had, where one of its turns leads to it: items whose hashes collide stand as they came."""
+    """In the order that it had, where an order of adding leads to it: items whose hashes collide stand as they came."""
     _rewind(value, len(parts))
-    most = min(len(parts), _MOST_TURNS, _MOST_ADDED // (len(parts) or 1))
-    turns = most if all(map(hashes_by_itself, parts)) else 1
+    most = min(_MOST_TURNS, _MOST_ADDED // (len(parts) or 1)) if all(map(hashes_by_itself, parts)) else 1
+    for order in itertools.islice(_orders(parts), max(1, most)):
+        for room_for in ([], order):  # a table that has grown item by item is another than one that was made for all of them
+            set.clear(value)
+            set.update(value, dict.fromkeys(room_for))
+            for part in order:
+                set.add(value, part)
+            if same(list(set.__iter__(value)), parts):
+                return
+
+
+def _orders(parts: list[Any]) -> Iterator[list[Any]]:
+    """As they stood, begun elsewhere, the other way round, then by chance."""
     for order in (parts, parts[::-1]):
-        for start in range(max(1, turns)):
-            turned = [*order[start:], *order[:start]]
-            for room_for in ([], turned):  # a table that has grown item by item is another than one that was made for all of them
-                set.clear(value)
-                set.update(value, dict.fromkeys(room_for))
-                for part in turned:
-                    set.add(value, part)
-                if same(list(set.__iter__(value)), parts):
-                    return
+        yield from ([*order[start:], *order[:start]] for start in range(max(1, len(parts))))
+    chance = random.Random(0)  # noqa: S311  # of its own: the user's numbers stay where they are
+    while True:
+        yield chance.sample(parts, len(parts))
 
 
 def _rewind(value: set[Any], size: int) -> None:
