@@ -78,7 +78,7 @@ class GradProbe:
 
     def report(self) -> GradReport:
         """Freeze what was measured, and judge it."""
-        findings = self._guard.run("the search for faults", self._judge.findings) or ()
+        findings = self._guard.run("the search for faults", partial(self._judge.findings, at_end=not self._raised)) or ()
         doubts = () if findings else self._guard.run("the search for doubts", self._judge.doubts) or ()
         by_hand_fields = None if self._record.histories else self._guard.run("the look at a training by hand", self._by_hand)
         look = partial(self._judge.alternatives, findings, is_in_doubt=bool(findings or doubts or self._raised))

@@ -24,6 +24,7 @@ GradKind: TypeAlias = Literal[
     "remade",
     "decayed",
     "unscheduled",
+    "mistimed",
     "stalled",
 ]
 Values: TypeAlias = "list[float | None]"
@@ -57,7 +58,7 @@ class GradFinding(Finding):
     @property
     def stage(self) -> Stage:
         """Gradients and updates show what the code, or a setting, does; the order of its calls, its sign, what was tried, are the code."""
-        is_code = self.kind in {"clipped_never", "ascending", "remade", "decayed", "unscheduled"}
+        is_code = self.kind in {"clipped_never", "ascending", "remade", "decayed", "unscheduled", "mistimed"}
         return "fault" if is_code or self.fix_state == "verified" else "symptom"
 
     def sentence(self) -> str:
@@ -131,7 +132,11 @@ class GradReport(FindingsReport[GradFinding]):
     def status(self) -> Status:
         """``good`` only if updates were measured to the end of the cell, and nothing speaks against the training."""
         if self.finding is not None:
-            return "warn" if self.finding.kind in {"boundless", "clipped_always", "clipped_never", "unscheduled", "stalled"} else "bad"
+            return (
+                "warn"
+                if self.finding.kind in {"boundless", "clipped_always", "clipped_never", "unscheduled", "mistimed", "stalled"}
+                else "bad"
+            )
         if self.nonfinite_step is not None or self.doubts:
             return "warn"
         return "info" if self.raised or not self.rows else "good"

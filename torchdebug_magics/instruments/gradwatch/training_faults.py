@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations, groupby, islice
 
-import torch
-
 from torchdebug_magics.format import listed, number, plural, share
 from torchdebug_magics.instruments.gradwatch import record as kept
-from torchdebug_magics.instruments.gradwatch import repairs
+from torchdebug_magics.instruments.gradwatch import repairs, schedules
 from torchdebug_magics.instruments.gradwatch.ablations import ablations, other_rates, other_settings, scaled_inputs
 from torchdebug_magics.instruments.gradwatch.loss_faults import (
     FEW_LOSSES,
@@ -35,8 +32,7 @@ from torchdebug_magics.instruments.gradwatch.record import GradientHistory, Grad
 from torchdebug_magics.instruments.gradwatch.repairs import finding, modules, named, rounded, source_of, title
 from torchdebug_magics.instruments.gradwatch.report import GradFinding, GradKind
 from torchdebug_magics.probing.modules import live_modules
-from torchdebug_magics.probing.names import user_variables
-from torchdebug_magics.probing.source.edited_source import exchanging, made_as, made_later
+from torchdebug_magics.probing.source.edited_source import made_as, made_later
 from torchdebug_magics.probing.steps import Link, zeroed_too_early
 
 _EXPLAINED_BY: dict[GradKind, frozenset[GradKind]] = {
@@ -85,8 +81,8 @@ class Judge:
         if len(self._spikes) < _MOST_SPIKES:
             self._spikes += [(history, history.steps[-1], fault) for fault in _spike(history, largest)]
 
-    def findings(self) -> tuple[GradFinding, ...]:
-        """All faults, the worst first, without those that follow from another one."""
+    def findings(self, *, at_end: bool = False) -> tuple[GradFinding, ...]:
+        """All faults, the worst first, without those that follow from another one; some are known only when all is over."""
         all_of_them = []
         for history, fault in self._divergences:
             first, last = history.first_losses, [step.loss for step in history.steps][-5:]
@@ -107,7 +103,8 @@ class Judge:
             all_of_them.append(replace(fault, explanation=f"{fault.explanation}{many}"))
         for history in self._record.histories:
             all_of_them += chain.from_iterable(rule(history) for rule in _RULES[: None if history.steps else 1])
-        all_of_them += [*_remade(self._record.histories), *_unscheduled(self._record.histories)]
+        all_of_them += [*_remade(self._record.histories), *schedules.unscheduled(self._record.histories)]
+        all_of_them += schedules.mistimed(self._record.histories) if at_end else ()
         found = {(fault.kind, fault.module, fault.step): fault for fault in all_of_them}.values()
         kinds = {fault.kind for fault in found}
         return tuple(fault for fault in found if not _EXPLAINED_BY.get(fault.kind, frozenset()) & kinds)
@@ -271,33 +268,6 @@ def _remade(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
             why = f"{first.kind} keeps a mean of the gradients of the steps before, and loses it with the optimizer"
             state = "compiles" if edits else "advice"
             yield finding(first, "remade", where, fix, value=len(same) + 1, headline=headline, why=why, edits=edits, fix_state=state)
-
-
-def _unscheduled(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
-    """Two schedulers of one class on one optimizer, where the name of one of them goes with another optimizer, which has none."""
-    objects = list({id(value): (name, value) for name, value in reversed(list(user_variables()))}.values())  # by their first names
-    schedulers = [(name, value) for name, value in objects if isinstance(value, torch.optim.lr_scheduler.LRScheduler)]
-    scheduled = {id(scheduler.optimizer) for _, scheduler in schedulers}
-    names = {id(value): name for name, value in objects if isinstance(value, torch.optim.Optimizer)}
-    idle = [history for history in histories if history.name in {names[key] for key in names.keys() - scheduled}]
-    for (first, earlier), (second, later) in combinations(schedulers, 2):
-        name = names.get(id(earlier.optimizer), "")
-        if earlier.optimizer is not later.optimizer or type(earlier) is not type(later) or len(idle) != 1 or not name:
-            continue
-        own = {*idle[0].name.split("_")} - {*name.split("_")}
-        meant = [scheduler for scheduler in (first, second) if own & {*scheduler.split("_")}]
-        for where, call in made_as(idle[0].file, meant[0], type(earlier).__name__) if len(meant) == 1 else ():
-            new = ast.Call(call.func, [_renamed(part, name, idle[0].name) for part in call.args], call.keywords)
-            headline = f"`{first}` and `{second}` both set the learning rate of `{name}`, and none that of `{idle[0].name}`"
-            why = f"each of the two multiplies the learning rate of `{name}`, which falls twice as often as meant"
-            edits = exchanging(where, call, new)
-            state = "compiles" if edits else "advice"
-            yield finding(idle[0], "unscheduled", where, f"`{ast.unparse(new)}`", headline=headline, why=why, edits=edits, fix_state=state)
-            return
-
-
-def _renamed(part: ast.expr, old: str, new: str) -> ast.expr:
-    return ast.Name(new) if isinstance(part, ast.Name) and part.id == old else part
 
 
 def _dead(history: GradientHistory) -> Iterator[GradFinding]:

@@ -398,6 +398,79 @@ for x, y in batches(10):
 """,
         fix="StepLR(d_opt, 5, gamma=0.5)",
     ),
+    Fault(
+        name="a schedule for all updates that steps once an epoch",
+        kind="mistimed",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, steps_per_epoch=10, epochs=6)
+for epoch in range(6):
+    for x, y in batches(10):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+    schedule.step()  #> here
+""",
+        fix="into the loop over batches, after `opt.step()`",
+    ),
+    Fault(
+        name="a schedule for all epochs that steps at each update",
+        kind="mistimed",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=6)
+for epoch in range(6):
+    for x, y in batches(10):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+        schedule.step()  #> here
+""",
+        fix="out of the loop over batches",
+    ),
+    Fault(
+        name="a linear schedule that was meant to fall",
+        kind="mistimed",
+        text="""
+net = mlp(16, 32, 4)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.2, total_iters=40)  #> here
+for x, y in batches(40):
+    opt.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+    schedule.step()
+""",
+        fix="LinearLR(opt, total_iters=40, start_factor=1.0, end_factor=0.2)",
+    ),
+    Fault(
+        name="a checkpoint without the scheduler",
+        kind="mistimed",
+        text="""
+def made():
+    net = mlp(16, 32, 4)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    return net, opt, torch.optim.lr_scheduler.StepLR(opt, 5, gamma=0.5)
+
+def train(count):
+    for x, y in batches(count):
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+        schedule.step()
+
+net, opt, schedule = made()
+train(12)
+checkpoint = {"net": net.state_dict(), "opt": opt.state_dict()}
+net, opt, schedule = made()
+net.load_state_dict(checkpoint["net"])
+opt.load_state_dict(checkpoint["opt"])  #> here
+train(4)
+""",
+        fix="schedule.load_state_dict(checkpoint['scheduler'])",
+    ),
 )
 
 FAULTS = (*_DIVERGING, *_SPIKES, *_DEAD, *_VANISHING, *_TOO_FAST, *_NOT_LEARNING, *_CLIPPED, *_OPTIMIZERS, *_PLATEAU)
