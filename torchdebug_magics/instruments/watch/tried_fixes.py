@@ -35,6 +35,8 @@ _ENDS = (ast.Return, ast.Break, ast.Continue)
 _MOST_LEFT_OVER = 3
 _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
+_DIVERGED = 10.0
+"""Times the first loss, above which a training diverges, wherever it began."""
 _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
 """What a change may leave of the loss that the training as written comes to, of the loss that it begins with, and of what an earlier
 change comes to, to be better."""
@@ -184,8 +186,9 @@ def _is_like(as_written: Run, report: Any) -> bool:
     again = as_written.losses[width - 1 :: width] or as_written.losses  # the report keeps the last loss of so many steps
     own = [math.nan if loss is None else loss for loss in report.losses][: len(again)]
     first, last = own[0], _last(own)
+    both_diverge = not (last <= _DIVERGED * abs(first) or _last(again) <= _DIVERGED * abs(again[0]))
     if abs(again[0] - first) > _AS_FIRST * abs(first):
-        return False
+        return both_diverge  # from other weights, which large inputs multiply
     if not last <= first:  # it diverges, or is thrown about
         return not _last(again) < _FALLEN * again[0]
     return abs(_last(again) - last) <= _AS_LAST * abs(last)

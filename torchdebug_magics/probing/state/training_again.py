@@ -41,6 +41,8 @@ _MOST_S, _ALL_S = 12.0, 36.0
 _MOST_WALL_S = 60.0
 """Of all, by a plain clock: what waits for something else is not computed any sooner."""
 _SEED = "import torch as _torch, random as _random, numpy as _numpy\n_torch.manual_seed({0}); _random.seed({0}); _numpy.random.seed({0})"
+_LOST_STEPS = 8
+"""With a loss that is no number, after which it will not become one."""
 _MOST_PASSES = 4
 """Backward passes for each step that is asked for, where no optimizer makes any."""
 _MOST_KEEPING_S = 2.0
@@ -73,8 +75,8 @@ class Run:
 class _Counting:
     """Notes the loss of each step, and ends the run after the last one."""
 
-    def __init__(self, steps: int) -> None:
-        self.run, self.is_in_cell = Run(), False
+    def __init__(self, steps: int, *, may_diverge: bool) -> None:
+        self.run, self.is_in_cell, self._may_diverge = Run(), False, may_diverge
         self.passes: list[float] = []
         """What each backward pass began with."""
         self._steps = steps
@@ -91,7 +93,9 @@ class _Counting:
     def updated(self, *_: object) -> None:
         """After a step of an optimizer."""
         self.run.losses.append(self.passes[-1] if self.passes else math.nan)
-        self.run.is_complete = self.is_in_cell and len(self.run.losses) >= self._steps
+        last = self.run.losses[-_LOST_STEPS:]
+        is_lost = len(last) == _LOST_STEPS and not any(map(math.isfinite, last)) and not self._may_diverge
+        self.run.is_complete = self.is_in_cell and (is_lost or len(self.run.losses) >= self._steps)
         if not self.is_in_cell or self.run.is_complete:
             raise EnoughError(is_late=False)
 
@@ -162,7 +166,7 @@ class TrainingAgain:
         if seed is not None:
             unseeded = [(file, [each for each in own if not _is_seed(each)], is_cell) for file, own, is_cell in program]
             program = [("<seed>", ast.parse(_SEED.format(seed)).body, False), *unseeded]
-        begin_s, counting = _clock_s(), _Counting(steps)
+        begin_s, counting = _clock_s(), _Counting(steps, may_diverge=watched is not None)
         result, until_s = counting.run, begin_s + min(_MOST_S, self._left_s)
         try:
             with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s, self._until_wall_s):
