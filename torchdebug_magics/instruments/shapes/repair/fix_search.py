@@ -34,6 +34,8 @@ _SHOWN = 4
 _NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|[\d x]+")
 ALWAYS_THROUGH = frozenset(["view", "reshape", "view_as", "reshape_as", "unflatten"])
 """Alone, another view of a tensor succeeds whatever was meant."""
+_OF_NN = re.compile(r"(?<![\w.])nn\.")
+_MOVES = frozenset({"to", "cuda", "double", "half"})
 OUR_NAME = re.compile(r"^model(?=\[| = )", re.MULTILINE)
 _WIDE = (5, 3, 2, 1)
 """How many half-way states are taken further after each round; there is one round more."""
@@ -215,7 +217,30 @@ def _fix(edits: tuple[Repair, ...], facts: FailureFacts, *, verified: bool, also
     before = [_before_it(edit, code, facts.site) for edit, code in codes.items() if len(codes) == 1 and facts.site is not None]
     made = [_where_made(edit, code, facts, caller) or _where_it_ran(edit, code) for edit, code in codes.items()]
     changes = tuple(edit for edit in before if edit is not None) or (tuple(itertools.chain(*made)) if all(made) else ())
-    return Fix(code="\n".join(codes.values()), verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
+    shown = "\n".join(codes.values())
+    if not changes and all(edit.modules and not (edit.sites or edit.inputs or edit.attributes) for edit in edits):
+        shown, changes = _in_the_model(shown, caller)
+    return Fix(code=shown, verified=verified, why="; ".join(whys), edits=_many(edits), changes=changes)
+
+
+def _in_the_model(code: str, caller: Caller | None) -> tuple[str, tuple[Edit, ...]]:
+    """New parts, put into the model after the statement that makes it: their own place is made in a loop, or for others as well."""
+    call = caller.site.expression if caller is not None else None
+    if caller is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return code, ()
+    name = call.func.id
+    for where, whole in made_as(caller.site.code.co_filename, name):
+        tree = tree_of(where.file)
+        source = None if tree is None else Source(where, tree)
+        made = None if source is None else source.statement
+        if source is None or not isinstance(made, ast.Assign) or made.value is not whole or len(made.targets) != 1:
+            return code, ()
+        lines = [_OF_NN.sub(r"torch.nn.", line) if "nn" not in caller.site.names else line for line in code.splitlines()]
+        parts = [line if line.startswith((f"{name}.", f"{name}[")) else f"{name}{'' if line[0] == '[' else '.'}{line}" for line in lines]
+        if called(whole) in _MOVES:  # as the model is
+            parts = [f"{line}.{called(whole)}({', '.join(map(ast.unparse, (*whole.args, *whole.keywords)))})" for line in parts]
+        return "\n".join(parts), (source.after(made, "\n".join(parts)),)
+    return code, ()
 
 
 def _where_made(repair: Repair, code: str, facts: FailureFacts, caller: Caller | None) -> tuple[Edit, ...]:
