@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_sam
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import RERUN, drops_result, meant_value, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.missing_names import missing_name
+from torchdebug_magics.instruments.shapes.cell_error.per_channel import numbers_per_channel
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, expression_of, lines_to, value_named
 from torchdebug_magics.instruments.shapes.cell_error.rebound import rebound_name
 from torchdebug_magics.instruments.shapes.cell_error.state_dicts import refused_checkpoint
@@ -66,7 +67,7 @@ def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
         return None
     if known is None and (called is None or is_loss(called.module)) and (led := _led_to(error, layout)) is not None:
         return led
-    if (refused := known or refused_checkpoint(error) or unequal_samples(error)) is not None:
+    if (refused := known or refused_checkpoint(error) or unequal_samples(error) or numbers_per_channel(error)) is not None:
         return ShapesReport(failure=refused, layout=layout)
     return _alone(error, layout)
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from types import FunctionType, GeneratorType
+from typing import Any
 
 import torch
 
@@ -233,7 +234,10 @@ def _custom_function(raised: Raised) -> AutogradFinding:
     place = re.search(r"position (\d+)", message)
     name = named[1] if named is not None else "the function"
     headline, fix = f"`{name}.backward`: {message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
+    returned = next((node.value for node in nodes(ast.Return, statement_at(where)) if node.value is not None), None)
+    values, meant = list(returned.elts) if isinstance(returned, ast.Tuple) else [returned], list[Any]()
     if counts is not None:
+        meant = [*values, *([ast.Constant(None)] * int(counts[1]))][: int(counts[1])] if len(values) == int(counts[2]) else []
         headline = f"`{name}.backward` returns {plural(int(counts[2]), 'gradient')}, but `forward` takes {plural(int(counts[1]), 'input')}"
         fix = f"return {plural(int(counts[1]), 'value')} from `{name}.backward`, one for each input; `None` where there is no gradient"
     elif shapes is not None:
@@ -242,7 +246,11 @@ def _custom_function(raised: Raised) -> AutogradFinding:
     elif "different than None" in message:
         headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
         fix = f"return `None` at position {place[1]}" if place else "return `None` for that input"
-    return raised.finding(headline, fix, where, op=name, first_backward_at=raised.here if where != raised.here else None)
+        meant = [ast.Constant(None) if place and at == int(place[1]) else value for at, value in enumerate(values, 1)]
+    edits = exchanging(where, returned, ast.Tuple(meant)) if returned is not None and len(meant) > 1 else ()
+    fix = f"`{edits[0].new}`" if edits else fix
+    first_backward_at = raised.here if where != raised.here else None
+    return raised.finding(headline, fix, where, op=name, first_backward_at=first_backward_at, edits=edits)
 
 
 def _subclasses(kind: type) -> Iterator[type]:
