@@ -94,6 +94,38 @@ CASES = {
         "",
         "not key.startswith('head.')}, strict=False)",
     ),
+    "a layer that is made in a loop": (
+        (
+            "class Net(nn.Module):\n    def __init__(self, widths=(4, 8)):\n        super().__init__()\n        layers, channels = [], 3\n"
+            "        for width in widths:\n            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]\n"
+            "            channels = width\n        self.features = nn.Sequential(*layers)\n\n"
+            "    def forward(self, x):\n        return self.features(x).mean((2, 3))\nnet = Net()\n"
+        ),
+        "out = net(torch.randn(2, 1, 8, 8))",
+        "net = Net()\nnet.features[0] = nn.Conv2d(1, 4, 3, padding=1)",
+        "",
+    ),
+    "shortcuts of blocks that are narrower than what they are added to": (
+        (
+            "class Block(nn.Module):\n    def __init__(self, before, after, stride=1):\n        super().__init__()\n"
+            "        self.conv, self.shortcut = nn.Conv2d(before, after, 3, stride, 1), nn.Identity()\n\n"
+            "    def forward(self, x):\n        return F.relu(self.conv(x) + self.shortcut(x))\n"
+            "model = nn.Sequential(Block(3, 3), Block(3, 8, 2)).to('cpu')\n"
+        ),
+        "out = model(torch.randn(2, 3, 8, 8))",
+        "model[1].shortcut = nn.Conv2d(3, 8, 1, stride=2).to('cpu')",
+        "",
+    ),
+    "a normalization of three channels for a picture of one": (
+        (
+            "class Normalize:\n    def __init__(self, mean, std):\n        self.mean, self.std = mean, std\n\n    def __call__(self, x):\n"
+            "        return x.clone().sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))\n"
+            "normalize = Normalize(mean=(0.4, 0.5, 0.6), std=[0.2, 0.2, 0.2])\n"
+        ),
+        "x = normalize(torch.rand(1, 8, 8))",
+        "Normalize(mean=(0.5,), std=[0.2])",
+        "",
+    ),
     "targets that a loader has collated of lists": (
         (
             "from torch.utils.data import DataLoader\ndata = [(torch.randn(4), [0.1 * n, 0.2, 0.3]) for n in range(8)]\n"
