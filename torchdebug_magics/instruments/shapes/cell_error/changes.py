@@ -162,6 +162,8 @@ class Changes:
     def _meant(self, failing: ast.expr) -> Iterator[Change]:
         """Each part by itself, then all parts of a type."""
         parts = [(part, value) for part in _parts(failing) if (value := self._value(part)) is not MISSING]
+        iterated = getattr(self._statement, "iter", None)
+        parts = [(part, value) for part, value in parts if part is not iterated or not isinstance(value, DataLoader)]  # which can be
         # Then the types are right, and sizes or dtypes are not; a state is a matter of its keys.
         if isinstance(self._error, RuntimeError) and not isinstance(self._error, NotImplementedError):
             parts = [(part, value) for part, value in parts if isinstance(value, Mapping)]
@@ -170,7 +172,7 @@ class Changes:
         for part, value in parts:
             if isinstance(part, ast.BinOp) and self._is_whole_division(part, value):
                 yield self._change(part, ast.BinOp(part.left, ast.FloorDiv(), part.right), DIVIDED.format(ast.unparse(part)))
-            numbered = self._numbered(value) if part is getattr(self._statement, "iter", None) else ()
+            numbered = self._numbered(value) if part is iterated else ()
             for meaning in (*numbered, *self._of_list(part, value), *meanings(value)):
                 is_remade = makes_tensor and isinstance(value, list) and meaning.code.startswith("torch.") and part in given
                 changed = self._change(

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader, default_collate
 from torchdebug_magics.format import shape
 from torchdebug_magics.instruments.shapes.explain import edited, refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, Shape
+from torchdebug_magics.probing.names import user_variables, variable_of
 from torchdebug_magics.probing.source.edited_source import cells, exchanging, made_as
 from torchdebug_magics.probing.source.syntax import called, expression, names_in, nodes, statement_at, tree_of
-from torchdebug_magics.probing.source.user_code import is_user_code
+from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.report import Edit
 
@@ -49,7 +50,7 @@ def unequal_samples(error: BaseException) -> Failure | None:
         return None
     if isinstance(dataset, tuple) and len(dataset) == 1 and (comma := _comma_behind(type(dataset[0]).__name__)):
         return edited(error, "the dataset is a tuple of one: a comma ends the line that makes it", comma)
-    if (refused := _no_numbers(error, samples, indices)) is not None:
+    if (refused := _no_numbers(error, samples, indices, dataset)) is not None:
         return refused
     if (part := next((part for part in _parts((), samples) if len(set(part.shapes)) > 1), None)) is None:
         return None
@@ -80,7 +81,7 @@ def collated_batch(frames: list[FrameType]) -> tuple[Any, Any, Any]:
     return collating.f_locals.get("batch"), names.get("possibly_batched_index"), getattr(names.get("self"), "dataset", None)
 
 
-def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failure | None:
+def _no_numbers(error: BaseException, samples: list[Any], indices: Any, dataset: Any) -> Failure | None:
     """A sample that is None, or a part of all samples that torch makes no batch of; None where there is none."""
     missing = [at for at, sample in enumerate(samples) if sample is None]
     if missing:
@@ -95,9 +96,31 @@ def _no_numbers(error: BaseException, samples: list[Any], indices: Any) -> Failu
         if hasattr(value, "getbands") and hasattr(value, "mode"):
             where = f"`{part.of}`" if part.path else "each sample"
             words = "turn it into a tensor in the dataset: `torchvision.transforms.functional.to_tensor(image)`"
+            if edits := _with_transform(dataset, value):
+                return edited(error, f"{where} is a PIL image: the dataset is made without a transform", edits)
             sentence = f"{where} is a PIL image, and a batch is made of tensors, arrays and numbers"
             return refusal(error, sentence, op="stack", fixes=[Fix(code=words, verified=False)])
     return None
+
+
+def _with_transform(dataset: Any, image: Any) -> tuple[Edit, ...]:
+    """The call that makes the dataset, with what the image lacks: as another one of its class has it, or by the option's name."""
+    kind: Any = type(dataset)
+    without = [name for name, value in getattr(dataset, "__dict__", {}).items() if value is None]
+    assigned = [(cell, node, node.value) for cell in cells() for node in nodes(ast.Assign, cell.tree)]
+    calls = [(cell, node, call) for cell, node, call in assigned if isinstance(call, ast.Call) and called(call) == kind.__name__]
+    own = variable_of(dataset)
+    mine = [(cell, call) for cell, node, call in calls if own in [ast.unparse(target) for target in node.targets]]
+    for name in without if len(mine) == 1 else ():
+        others = [option.value for _, _, call in calls for option in call.keywords if option.arg == name]
+        named = [ast.Name(variable) for variable, _ in user_variables() if name in variable]
+        for value in [*others, *named]:
+            made = dict(user_variables()).get(ast.unparse(value))
+            cell, call = mine[0]
+            if callable(made) and _works(lambda batch, made=made: torch.stack([made(part) for part in batch]), [image]):  # type: ignore[misc]
+                new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword(name, value)])
+                return exchanging(location(cell.where.file, call.lineno, "<module>"), call, new)
+    return ()
 
 
 def other_batches(samples: list[Any], part: Part, frames: list[FrameType]) -> list[Fix]:
@@ -210,13 +233,18 @@ def _shape(value: Any) -> Shape:
     return (len(value),) if isinstance(value, (tuple, list)) else ()
 
 
+def _is_part(value: Any) -> bool:
+    """Whether it is more than a number: what has a shape, or a picture."""
+    return bool(_shape(value)) or hasattr(value, "getbands")
+
+
 def _parts(path: tuple[Any, ...], values: list[Any]) -> Iterator[Part]:
     """The parts of all samples, in the order in which torch puts a batch together."""
     first = values[0] if values else None
     if isinstance(first, Mapping):
         for key in first:
             yield from _parts((*path, key), [value[key] for value in values if isinstance(value, Mapping) and key in value])
-    elif isinstance(first, (tuple, list)) and len({_shape(value) for value in values}) == 1 and any(_shape(value) for value in first):
+    elif isinstance(first, (tuple, list)) and len({_shape(value) for value in values}) == 1 and any(map(_is_part, first)):
         for at in range(len(first)):
             yield from _parts((*path, at), [value[at] for value in values])
     else:
