@@ -46,9 +46,17 @@ def names_of(frame: FrameType) -> dict[str, Any]:
     """
     if is_module_code(frame.f_code):
         return frame.f_globals
-    if sys.version_info < (3, 13) and not (_OWN_LOCALS.isdisjoint(frame.f_code.co_names) and _is_undisturbed(frame)):
+    if sys.version_info < (3, 13) and (_has_own_locals(frame.f_code) or not _is_undisturbed(frame)):
         return {}
     return {} if frame.f_trace is not None or is_in_comprehension(frame) else local_values(frame)
+
+
+@functools.lru_cache(1024)
+def _has_own_locals(code: CodeType) -> bool:
+    """Whether the function may read its locals as a dict; ``model.eval()`` is a method, and does not."""
+    if _OWN_LOCALS.isdisjoint(code.co_names):
+        return False
+    return any(step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and step.argval in _OWN_LOCALS for step in dis.get_instructions(code))
 
 
 def line_of(frame: FrameType) -> int:

@@ -126,6 +126,21 @@ CASES = {
         "Normalize(mean=(0.5,), std=[0.2])",
         "",
     ),
+    "lengths that leave a sample out": (
+        "from torch.utils.data import TensorDataset, random_split\ndata = TensorDataset(torch.randn(23, 2))\nn = int(0.8 * len(data))",
+        "train, test = random_split(data, [n, int(0.2 * len(data))])",
+        "",
+        "[n, len(data) - n]",
+    ),
+    "values and indices that are compared with labels": (
+        (
+            "net, x, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.randint(3, (8,))\ndef accuracy(net):\n    net.eval()\n"
+            "    found = torch.max(net(x), 1)\n    return (found == labels).sum().item() / 8"
+        ),
+        "share = accuracy(net)",
+        "(found.indices == labels).sum()",
+        "",
+    ),
     "targets that a loader has collated of lists": (
         (
             "from torch.utils.data import DataLoader\ndata = [(torch.randn(4), [0.1 * n, 0.2, 0.3]) for n in range(8)]\n"

@@ -336,6 +336,15 @@ def test_the_names_of_a_function_and_of_a_module(tmp_path: Path) -> None:
     assert space["found"] == (MISSING, space)
 
 
+def test_a_method_with_the_name_of_a_builtin_reads_no_locals() -> None:
+    def evaluated(model: nn.Module) -> Any:
+        model.eval()
+        return seen_from_aside("model")
+
+    model = nn.Linear(1, 1)
+    assert evaluated(model)[0] is model
+
+
 def test_a_function_that_holds_its_own_locals_is_left_alone() -> None:
     def with_locals(local: int) -> Any:
         held = locals()

@@ -300,5 +300,6 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     wasted_parts.constant_gradients, misfit_losses.misfit_losses, misfit_losses.unaligned_targets, meant_axes.one_column,
     modes.trained_in_eval_mode, modes.evaluated_in_training_mode, modes.dropped_in_evaluation, loss_terms.unlike_reductions,
     modes.evaluated_on_bytes, modes.frozen_statistics, wasted_parts.wasted_terms, wasted_parts.dropped_sums, wasted_parts.linear_chains,
-    wasted_parts.dropped_results, overwritten_inputs.overwritten_inputs, unread.unread_checkpoints, unread.unread_evaluation_data,
+    wasted_parts.dropped_results, overwritten_inputs.overwritten_inputs, unread.unreached_updates, unread.unread_checkpoints,
+    unread.unread_evaluation_data,
 )  # fmt: skip

@@ -19,7 +19,8 @@ from types import CodeType, FrameType, FunctionType
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import applied
-from torchdebug_magics.instruments.shapes.cell_error.changes import Change, Changes, is_difference
+from torchdebug_magics.instruments.shapes.cell_error.call_changes import Change
+from torchdebug_magics.instruments.shapes.cell_error.changes import Changes, is_difference
 from torchdebug_magics.instruments.shapes.explain import innermost, refusal
 from torchdebug_magics.instruments.shapes.repair.failure_facts import module_calls
 from torchdebug_magics.instruments.shapes.repair.source import site_at

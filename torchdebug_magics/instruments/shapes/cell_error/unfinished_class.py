@@ -12,7 +12,8 @@ from types import FrameType, FunctionType
 import torch
 
 from torchdebug_magics.fixes import dedented
-from torchdebug_magics.instruments.shapes.cell_error.changes import GIVEN_TENSORS, instance_called
+from torchdebug_magics.instruments.shapes.cell_error.call_changes import instance_called
+from torchdebug_magics.instruments.shapes.cell_error.changes import GIVEN_TENSORS
 from torchdebug_magics.instruments.shapes.explain import edited
 from torchdebug_magics.instruments.shapes.report import Failure
 from torchdebug_magics.probing.source.call_sites import function_node, value_of

@@ -247,7 +247,9 @@ def _of_other_size(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         if op.where is None or tree is None or not op.reads[0].shape:
             continue
         statement, count = Source(op.where, tree).statement, op.reads[0].shape[0]
+        is_added_up = any(True for _ in nodes((ast.GeneratorExp, ast.ListComp), statement))  # a comparison of each batch
         is_count = isinstance(statement, ast.Assign) and _compares(statement.value) and called(_bare(statement.value)) == "sum"
+        is_count = is_count and not is_added_up
         names = bound_names(statement) if is_count and isinstance(statement, ast.Assign) else set()
         compared = _compared(statement)
         if len(names) != 1 or compared is None or math.prod(op.reads[0].shape) != count:

@@ -1,29 +1,35 @@
-"""What the user's code names and never uses: a method without a call, a checkpoint that no model has, data for evaluation."""
+"""What the user's code names and never uses: a method without a call, an update that no condition lets run, a checkpoint, data."""
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 
+from torchdebug_magics.format import number
 from torchdebug_magics.instruments.autograd.faults.data.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding, Kind
 from torchdebug_magics.instruments.autograd.source_readings import finding
 from torchdebug_magics.probing.dispatch import modes_aside
 from torchdebug_magics.probing.names import user_names
-from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging
+from torchdebug_magics.probing.source.call_sites import value_of
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, running_cell
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
     bound_names,
     called,
     copied,
+    dotted,
     exchanged,
+    last_name,
     nodes,
     own_nodes,
     root_of,
@@ -31,6 +37,7 @@ from torchdebug_magics.probing.source.syntax import (
     tree_of,
 )
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit
 
 _FROM_DISK = frozenset({"load", "load_file", "load_state_dict_from_url", "load_url", "hf_hub_download"})
 _EVALUATES = re.compile(
@@ -41,6 +48,11 @@ _EVALUATES = re.compile(
 _UNCALLED: Mapping[str, Kind] = {
     "backward": "stepped_without_backward", "step": "never_stepped", "zero_grad": "never_zeroed", "eval": "eval_in_train_mode",
     "train": "train_in_eval_mode",
+}  # fmt: skip
+
+
+_COMPARES: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq,
 }  # fmt: skip
 
 
@@ -73,6 +85,81 @@ def uncalled_methods(facts: TrainingFacts) -> Iterator[AutogradFinding]:
                     edits=(cell.replacing(statement, f"{code}()"),),
                     explanation="without parentheses, a statement only looks the method up",
                 )
+
+
+def unreached_updates(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The updates of a cell that made none: they stand behind a condition that was false to the end."""
+    if facts.course.backwards or facts.course.steps or not facts.tape.ops:
+        return
+    values = dict(user_names(sys._getframe()))
+    sources = _sources(facts)
+    trees = [cell.tree for cell in sources]
+    for cell, _ in running_cell():
+        for guard in nodes(ast.If, cell.tree):
+            called_there = {called(call) for part in guard.body for call in nodes(ast.Call, part)}
+            if guard.orelse or not isinstance(guard.test, ast.Compare) or not _leads_to("backward", called_there, trees):
+                continue
+            sides = [_count_of(side, values) for side in (guard.test.left, *guard.test.comparators)]
+            if len(sides) != 2 or not all(type(side) in {int, float} for side in sides) or _holds(guard.test, sides):  # noqa: PLR2004
+                continue
+            yield _unreached(cell, guard, sides, called_there, sources)
+            return
+
+
+def _leads_to(name: str, names: set[str], trees: list[ast.Module]) -> bool:
+    """Whether one of the functions of these names, or one that they call, calls it."""
+    known: dict[str, set[str]] = {}
+    for function in nodes(FUNCTIONS, *trees):
+        known.setdefault(function.name, set()).update(called(call) for call in nodes(ast.Call, function))
+    reached = set[str]()
+    while new := names - reached:
+        reached |= new
+        names = {inner for each in new for inner in known.get(each, ())}
+    return name in reached
+
+
+def _count_of(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """The number that a side of a comparison is at the end of the cell; None where that is not known."""
+    is_length = isinstance(node, ast.Call) and called(node) == "len" and len(node.args) == 1
+    value = value_of(node.args[0] if is_length and isinstance(node, ast.Call) else node, sys._getframe(), dict(values))
+    if is_length:
+        return len(value) if type(value) in {list, dict, tuple, set, deque} else None
+    return value
+
+
+def _holds(test: ast.Compare, sides: Sequence[Any]) -> bool:
+    compare = _COMPARES.get(type(test.ops[0]))
+    return compare is None or bool(compare(*sides))
+
+
+def _unreached(cell: Source, guard: ast.If, sides: Sequence[Any], called_there: set[str], sources: list[Source]) -> AutogradFinding:
+    """In the words of the condition; where only what it holds back would change it, the count goes before it."""
+    assert isinstance(guard.test, ast.Compare)
+    test, counter = ast.unparse(guard.test), dotted(guard.test.left)
+    counted = [
+        (source, node)
+        for source in sources
+        for node in nodes(ast.AugAssign, source.tree)
+        if last_name(node.target) == last_name(guard.test.left)
+    ]
+    edits: tuple[Edit, ...] = ()
+    for source, node in counted if counter and len(counted) == 1 else ():
+        around = [function for function in nodes(FUNCTIONS, source.tree) if node in ast.walk(function)]
+        outside = {called(call) for tree in (each.tree for each in sources) for call in nodes(ast.Call, tree)} if not around else set()
+        if around and around[-1].name in called_there and around[-1].name not in outside and len(around[-1].body) > 1:
+            raised = f"{counter} {ast.unparse(node).removeprefix(ast.unparse(node.target)).lstrip()}"
+            edits = (source.replacing(node, ""), cell.before(guard, raised))
+    why = f"at the end of the cell, it is {number(sides[0])}, and {number(sides[1])}"
+    why += f": only what the condition holds back changes `{counter}`" if edits else ""
+    return finding(
+        "never_stepped",
+        f"no update is made: `{test}` is never true",
+        location(cell.where.file, guard.lineno, "<module>"),
+        fix=f"move `{edits[1].new}` before the condition" if edits else f"let `{test}` become true: {why}",
+        edits=edits,
+        explanation=why,
+        is_hint=not edits,
+    )
 
 
 def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
