@@ -155,6 +155,40 @@ for i in range(2):
         edits=(("    c[:] += 1  #> location\n    loss = c.square().sum()", "    loss = (c + 1).square().sum()"),),
     ),
     Case(
+        name="an agent counts its steps where it waits for them",
+        kind="never_stepped",
+        link="https://github.com/jsboige/CoursIA/issues/3341",
+        door="magic",
+        text="""\
+class Agent:
+    def __init__(self):
+        self.net, self.memory, self.total_steps = nn.Linear(3, 2), [], 0
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def act(self, state):
+        with torch.no_grad():
+            return int(self.net(state).argmax())
+
+    def update(self):
+        self.total_steps += 1
+        states, actions = map(torch.stack, zip(*self.memory[-8:]))
+        loss = F.mse_loss(self.net(states).gather(1, actions[:, None])[:, 0], states.sum(1))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+agent = Agent()
+for state in torch.randn(30, 3):
+    agent.memory.append((state, torch.tensor(agent.act(state))))
+    if agent.total_steps > 10:  #> location
+        agent.update()
+""",
+        edits=(
+            ("        self.total_steps += 1\n", ""),
+            ("    if agent.total_steps > 10:  #> location\n", "    agent.total_steps += 1\n    if agent.total_steps > 10:\n"),
+        ),
+    ),
+    Case(
         name="optimizer.step without parentheses",
         kind="never_stepped",
         text="""\
