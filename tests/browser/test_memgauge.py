@@ -38,19 +38,6 @@ for _ in range(40):
 """
 
 
-def test_gauges_move_while_torch_computes_and_then_the_peak_stays(lab: Lab) -> None:
-    lab.open("gauge.ipynb", [SETUP, COMPUTE])
-    lab.start_all()
-    lab.page.wait_for_function("() => window.seenTexts.filter(text => text.includes('Peak so far')).length >= 3", timeout=90_000)
-    assert not lab.page.evaluate("() => window.runEnded"), "the gauges moved only when the cell had ended"
-    lab.wait_for_end()
-    text = lab.text(1)
-    assert " left" in text
-    assert "Peak so far" not in text
-    assert lab.cell(1).locator("meter").count() >= 3
-    assert not lab.console_errors, lab.console_errors
-
-
 @pytest.mark.thorough
 def test_one_gauge_over_all_cells_moves_in_its_own(lab: Lab) -> None:
     lab.open("lasting.ipynb", [SETUP, "%memgauge on", OTHER, "%memgauge off"])

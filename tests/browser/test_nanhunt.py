@@ -1,4 +1,4 @@
-"""What someone in JupyterLab sees of a hunt: a view that moves, a report that stays, and nothing in the console."""
+"""What someone in JupyterLab sees of a hunt, and of gauges: a view that moves, a report that stays, and nothing in the console."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.lab import WIDGET_FAILURES
+from tests.browser.lab import EACH_RAN, WIDGET_FAILURES
+from tests.browser.test_memgauge import COMPUTE
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab
@@ -53,20 +54,26 @@ def outputs(document: dict, cell: int) -> list[dict]:
 
 @pytest.fixture
 def hunted(lab: Lab) -> Lab:
-    """A notebook in which a NaN was found."""
-    lab.open("hunted.ipynb", [SETUP, HUNT])
+    """A notebook in which a NaN is found, and then memory measured."""
+    lab.open("hunted.ipynb", [SETUP, HUNT, COMPUTE], may_stop=True)
     lab.start_all()
     return lab
 
 
-def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -> None:
+def test_views_move_and_then_the_reports_stay_in_a_new_kernel(hunted: Lab) -> None:
     lab = hunted
     lab.page.wait_for_function("() => window.seenTexts.length >= 3", timeout=60_000)
     assert not lab.page.evaluate("() => window.runEnded"), "the view moved only when the cell had ended"
     moving = lab.seen_texts()
     assert any("step" in text for text in moving), moving
+    lab.page.wait_for_function("() => window.seenTexts.filter(text => text.includes('Peak so far')).length >= 3", timeout=90_000)
+    assert not lab.page.evaluate(EACH_RAN), "the gauges moved only when the cell had ended"
 
-    lab.wait_for_end()
+    lab.wait_for_each_cell()
+    gauge = lab.text(2)
+    assert " left" in gauge
+    assert "Peak so far" not in gauge
+    assert lab.cell(2).locator("meter").count() >= 3
     report = lab.text(1)
     assert "NaN" in report or "Inf" in report
     assert "In[2] line 8" in report
@@ -82,7 +89,7 @@ def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -
     assert len(json.dumps(outputs(document, 1))) < 100_000
 
     lab.reopen_with_a_new_kernel()
-    assert lab.text(1) == report
+    assert (lab.text(1), lab.text(2)) == (report, gauge)
     assert lab.tables(1).count() >= 1
     for failure in WIDGET_FAILURES:
         assert failure not in lab.page.locator(".jp-Notebook").inner_text()
@@ -92,7 +99,7 @@ def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -
 @pytest.mark.thorough
 def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -> None:
     lab = hunted
-    lab.wait_for_end()
+    lab.wait_for_each_cell()
     report = lab.tables(1).first.inner_text()
     document = lab.save()
     for output in outputs(document, 1):
