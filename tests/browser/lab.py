@@ -40,6 +40,11 @@ CHROMIUM_FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what is shown must need nothing from outside
 )
 
+SETTINGS: dict[str, dict[str, object]] = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+    "notebook-extension/tracker": {"windowingMode": "none"},  # cells that are out of sight are drawn, too
+}
+WIDGET_FAILURES = ("Error displaying widget", "Loading widget", "model not found", "Failed to load model class")
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 
 # The toolbar says "idle" before there is a kernel, and "run all" does nothing without a current notebook: ask the application itself.
@@ -100,10 +105,10 @@ class Server:
 @contextlib.contextmanager
 def serve(folder: Path, state: Path) -> Iterator[Server]:
     """Start JupyterLab on `folder`; all else that it writes goes under `state`."""
-    settings = state / "settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
-    quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
-    (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+    for name, values in SETTINGS.items():
+        file = state / f"settings/@jupyterlab/{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(values))
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -251,13 +256,6 @@ class Lab:
         self.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
         self.page.reload(wait_until="domcontentloaded")
         self._wait_until_ready()
-
-    def shots(self, name: str, cell: int = 1) -> None:
-        """Pictures of the page in both themes, with the last output of a cell in sight."""
-        for theme, word in ((DARK, "dark"), (LIGHT, "light")):
-            self.theme(theme)
-            self.cell(cell).locator(".jp-OutputArea-output:visible").last.scroll_into_view_if_needed()
-            self.picture(f"{name}_{word}")
 
     def picture(self, name: str) -> None:
         """The page as it is now."""

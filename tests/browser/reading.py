@@ -108,7 +108,7 @@ def stand_still(page: Page) -> None:
     page.add_style_tag(content=STILL)
 
 
-def resize(page: Page, width: int, height: int) -> None:
+def resize(page: Page, width: int, height: int = 1000) -> None:
     """And wait until JupyterLab, which hears of it later, has drawn all anew."""
     page.set_viewport_size({"width": width, "height": height})
     page.evaluate("() => new Promise(done => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 200))")

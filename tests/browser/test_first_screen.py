@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 SCREEN = 600
-HEIGHT = 30_000  # all cells: JupyterLab draws none that is out of sight
 WIDTHS = (1300, 700)
 THEMES = {"light": harness.LIGHT, "dark": harness.DARK}
 # Where each part of a cell's report ends, in pixels below the top of its outputs; None where there is no such part.
@@ -46,7 +45,7 @@ FOUND = ("found", "diverged", "list", "graph", "differs", "failing", "error", "s
 def gallery(browser: Browser, server: harness.Server, root: Path) -> Iterator[Lab]:
     """A notebook with a cell for each of `CELLS`, run from top to bottom; pictures of each report are left in build/screens."""
     with harness.page_in(browser, server, root / "build/screens") as lab:
-        resize(lab.page, WIDTHS[0], HEIGHT)
+        resize(lab.page, WIDTHS[0])
         lab.open("gallery.ipynb", [SETUP, *CELLS.values()], may_stop=True)
         stand_still(lab.page)
         lab.start_all()
@@ -57,7 +56,7 @@ def gallery(browser: Browser, server: harness.Server, root: Path) -> Iterator[La
 @pytest.mark.thorough
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_headline_the_fix_and_the_line_are_on_the_first_screen(gallery: Lab, width: int) -> None:
-    resize(gallery.page, width, HEIGHT)
+    resize(gallery.page, width)
     stand_still(gallery.page)
     far: list[str] = []
     for number, name in enumerate(CELLS, start=1):
@@ -80,7 +79,7 @@ def test_the_headline_the_fix_and_the_line_are_on_the_first_screen(gallery: Lab,
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pictures_of_every_report(gallery: Lab, theme: str, width: int) -> None:
     gallery.theme(THEMES[theme])
-    resize(gallery.page, width, HEIGHT)
+    resize(gallery.page, width)
     gallery.screens.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(CELLS, start=1):
         picture = gallery.screens / f"{name.replace(' ', '_')}_{theme}_{width}.png"

@@ -33,5 +33,4 @@ def test_the_repaired_cell_is_there_and_runs(lab: Lab) -> None:
     lab.page.wait_for_function(f"([fix]) => ({SOURCES})().at(-1).includes(fix)", arg=[FIX])
     lab.page.evaluate(RUN_CELL, 3)
     lab.page.wait_for_function("() => [...document.querySelectorAll('.jp-CodeCell')].at(-1).innerText.includes('No NaN')")
-    lab.shots("fix")
     assert lab.console_errors == []

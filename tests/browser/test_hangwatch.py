@@ -109,7 +109,6 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     wait_for(lab, VERDICT)
     assert "In[2] line 10" in lab.text(1)
     assert "In[2] line 14" in lab.text(1), "where the lock was acquired"
-    lab.shots("hangwatch_hangs")
     assert not lab.page.evaluate(EACH_RAN)
     lab.command("notebook:interrupt-kernel")
     lab.wait_for_each_cell()
@@ -117,9 +116,8 @@ def test_the_verdict_appears_while_the_cell_hangs_and_stop_ends_it(lab: Lab) -> 
     assert VERDICT in text
     assert "KeyboardInterrupt" in text
     assert lab.text(2) == "0"
-    lab.picture("hangwatch_stopped")
     stand_still(lab.page)
-    resize(lab.page, 1200, 2600)
+    resize(lab.page, 1200)
     assert complaints(lab.page, all_in_sight=True) == []
     assert not lab.console_errors, lab.console_errors
 
@@ -134,7 +132,6 @@ def test_the_example_of_the_guide_is_what_a_user_reads_while_ranks_hang(lab: Lab
     for row in rows:
         assert row.partition(" · for ")[0] in shown, shown
     assert not lab.page.evaluate(EACH_RAN)
-    lab.picture("hangwatch_ranks")
     lab.command("notebook:interrupt-kernel")
     lab.wait_for_each_cell()
     assert not any("Slow" in text for text in lab.seen_texts()), "the report of one rank, which does not see the others"
@@ -151,7 +148,6 @@ def test_a_stuck_cell_ends_by_itself_and_the_saved_report_is_whole(lab: Lab) -> 
     lab.wait_for_each_cell()
     assert VERDICT in lab.text(1)
     assert "sleeps" in lab.text(2)
-    lab.shots("hangwatch_slow", cell=2)
     assert "widget-view" not in json.dumps(lab.save()["cells"])
     lab.reopen_with_a_new_kernel()
     assert VERDICT in lab.text(1)
@@ -165,7 +161,6 @@ def test_a_watch_over_all_cells_speaks_in_its_own_place(lab: Lab) -> None:
     wait_for(lab, "Stuck: the main thread waits for a lock that it holds itself")
     assert "Stuck" in lab.text(1)
     assert lab.text(2) == ""
-    lab.shots("hangwatch_lasting", cell=1)
     lab.command("notebook:interrupt-kernel")
     lab.wait_for_each_cell()
     assert "Stuck" not in lab.text(1)

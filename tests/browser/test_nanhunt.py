@@ -1,4 +1,4 @@
-"""What someone in JupyterLab sees of a hunt: a view that moves, a report that stays, and nothing in the console."""
+"""What someone in JupyterLab sees of a hunt, and of gauges: a view that moves, a report that stays, and nothing in the console."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.browser.lab import EACH_RAN, WIDGET_FAILURES
+from tests.browser.test_memgauge import COMPUTE
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab
@@ -44,10 +47,6 @@ for step in range(5):
     optimizer.step()
 """
 
-LAYERS = CLEAN.replace("%%nanhunt", "%%nanhunt --layers -w")
-
-WIDGET_FAILURES = ("Error displaying widget", "Loading widget", "model not found", "Failed to load model class")
-
 
 def outputs(document: dict, cell: int) -> list[dict]:
     return document["cells"][cell]["outputs"]
@@ -55,28 +54,32 @@ def outputs(document: dict, cell: int) -> list[dict]:
 
 @pytest.fixture
 def hunted(lab: Lab) -> Lab:
-    """A notebook in which a NaN was found."""
-    lab.open("hunted.ipynb", [SETUP, HUNT])
+    """A notebook in which a NaN is found, and then memory measured."""
+    lab.open("hunted.ipynb", [SETUP, HUNT, COMPUTE], may_stop=True)
     lab.start_all()
     return lab
 
 
-def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -> None:
+def test_views_move_and_then_the_reports_stay_in_a_new_kernel(hunted: Lab) -> None:
     lab = hunted
     lab.page.wait_for_function("() => window.seenTexts.length >= 3", timeout=60_000)
     assert not lab.page.evaluate("() => window.runEnded"), "the view moved only when the cell had ended"
-    lab.picture("nanhunt_running_light")
     moving = lab.seen_texts()
     assert any("step" in text for text in moving), moving
+    lab.page.wait_for_function("() => window.seenTexts.filter(text => text.includes('Peak so far')).length >= 3", timeout=90_000)
+    assert not lab.page.evaluate(EACH_RAN), "the gauges moved only when the cell had ended"
 
-    lab.wait_for_end()
+    lab.wait_for_each_cell()
+    gauge = lab.text(2)
+    assert " left" in gauge
+    assert "Peak so far" not in gauge
+    assert lab.cell(2).locator("meter").count() >= 3
     report = lab.text(1)
     assert "NaN" in report or "Inf" in report
     assert "In[2] line 8" in report
     assert "log" in report
     assert "NonFiniteError" in report
     assert lab.tables(1).count() >= 1
-    lab.shots("nanhunt_found")
 
     document = lab.save()
     types = [set(output.get("data", ())) for output in outputs(document, 1)]
@@ -86,18 +89,17 @@ def test_the_view_moves_and_then_the_report_stays_in_a_new_kernel(hunted: Lab) -
     assert len(json.dumps(outputs(document, 1))) < 100_000
 
     lab.reopen_with_a_new_kernel()
-    assert lab.text(1) == report
+    assert (lab.text(1), lab.text(2)) == (report, gauge)
     assert lab.tables(1).count() >= 1
     for failure in WIDGET_FAILURES:
         assert failure not in lab.page.locator(".jp-Notebook").inner_text()
-    lab.shots("nanhunt_new_kernel")
     assert lab.console_errors == []
 
 
 @pytest.mark.thorough
 def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -> None:
     lab = hunted
-    lab.wait_for_end()
+    lab.wait_for_each_cell()
     report = lab.tables(1).first.inner_text()
     document = lab.save()
     for output in outputs(document, 1):
@@ -107,7 +109,6 @@ def test_the_report_can_be_read_in_a_notebook_that_is_not_trusted(hunted: Lab) -
     lab.open("untrusted.ipynb")
     assert lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted") is False
     assert lab.tables(1).first.inner_text() == report
-    lab.shots("nanhunt_untrusted")
     assert lab.console_errors == []
 
 
@@ -118,46 +119,4 @@ def test_a_clean_run_says_what_was_checked(lab: Lab) -> None:
     report = lab.text(1)
     assert "5 steps" in report or "5 backward" in report, report
     assert "Error" not in report
-    lab.shots("nanhunt_clean")
     assert lab.console_errors == []
-
-
-def test_the_interactive_view_is_filtered_and_sorted_in_the_page(lab: Lab) -> None:
-    lab.open("layers.ipynb", [SETUP, LAYERS])
-    lab.run_all()
-    rows = lab.cell(1).locator(".widget-box table:has(thead) tbody tr")
-    everything = rows.count()
-    assert everything > 1
-    lab.cell(1).locator("input[placeholder='filter rows']").first.fill("Tanh")
-    lab.page.wait_for_function(
-        "([before]) => document.querySelectorAll('.widget-box table:has(thead) tbody tr').length < before", arg=[everything]
-    )
-    assert all("Tanh" in text for text in rows.all_inner_texts())
-    lab.cell(1).locator("input[placeholder='filter rows']").first.fill("no such layer")
-    lab.page.wait_for_function("() => !document.querySelector('.widget-box')?.innerText.includes('Tanh')")
-    lab.cell(1).locator("input[placeholder='filter rows']").first.fill("")
-    lab.page.wait_for_function(
-        "([before]) => document.querySelectorAll('.widget-box table:has(thead) tbody tr').length === before", arg=[everything]
-    )
-    before = rows.all_inner_texts()
-    chooser = lab.cell(1).locator("select").first
-    chooser.select_option(label="type")
-    lab.page.wait_for_function(
-        "([first]) => document.querySelector('.widget-box table:has(thead) tbody tr').innerText !== first", arg=[before[0]]
-    )
-    assert sorted(rows.all_inner_texts()) == sorted(before)
-    lab.shots("nanhunt_widget")
-    assert lab.console_errors == []
-
-
-def test_this_harness_sees_a_console_error_and_a_dead_widget(lab: Lab) -> None:
-    lab.open("broken.ipynb", ["import ipywidgets\nipywidgets.HTML('alive')"])
-    texts = lab.run_all()
-    assert texts[-1] == "alive"
-    lab.page.evaluate("() => console.error('planted')")
-    assert lab.console_errors == ["planted"]
-    lab.save()
-    lab.reopen_with_a_new_kernel()
-    lab.page.wait_for_timeout(1000)
-    text = lab.page.locator(".jp-Notebook").inner_text()
-    assert any(failure in text for failure in WIDGET_FAILURES), text

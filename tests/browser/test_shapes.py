@@ -66,11 +66,9 @@ def test_what_is_seen_of_a_model(lab: Lab) -> None:
 def a_tree_of_1000_modules_is_opened_filtered_and_sorted(lab: Lab) -> None:
     everything = rows(lab).count()
     assert everything == 21, "the root and its parts"
-    lab.shots("shapes_widget")
 
     rows(lab).nth(1).click()
     assert rows(lab).count() == everything + 10
-    lab.picture("shapes_widget_opened")
     rows(lab).nth(1).click()
     assert rows(lab).count() == everything
     lab.cell(1).get_by_text("expand all").click()
@@ -93,14 +91,12 @@ def a_tree_of_1000_modules_is_opened_filtered_and_sorted(lab: Lab) -> None:
     needle.fill("")
     quickly(lab, "Sequential")
     assert [text.split()[0] for text in rows(lab).locator("b").all_inner_texts()][:3] == ["Sequential", "6", "13"]
-    lab.shots("shapes_widget_sorted")
 
 
 def a_saved_one_reads_without_its_kernel_and_without_trust(lab: Lab) -> None:
     said = lab.text(2)
     assert "fc" in said
     assert "In[1] line" in said
-    lab.shots("shapes_broken", cell=2)
     lab.cell(2).locator(".jp-OutputArea-output").first.scroll_into_view_if_needed()
 
     document = lab.save()
@@ -116,4 +112,3 @@ def a_saved_one_reads_without_its_kernel_and_without_trust(lab: Lab) -> None:
     assert lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted") is False
     assert lab.text(1) == said
     assert lab.tables(1).count() >= 3
-    lab.shots("shapes_untrusted")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.lab import WIDGET_FAILURES
 from tests.browser.reading import complaints, resize
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ class Block(nn.Module):
 net = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(32, 7))
 """
 WIDGET = "%shapes -w net (4, 32)"
+LAYERS = """
+%%nanhunt --layers -w
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+for step in range(3):
+    model(torch.randn(32, 8)).pow(2).mean().backward()
+"""
+PLAIN = "import ipywidgets\nipywidgets.HTML('alive')"
 HUNT = """
 %%nanhunt
 for step in range(30):
@@ -64,36 +73,54 @@ def seen(lab: Lab, cell: int) -> list[str]:
     return [output.inner_text() for output in outputs if output.evaluate(SEEN)]
 
 
-def test_a_widget_hides_the_frozen_report_and_a_new_kernel_shows_it(lab: Lab) -> None:
-    lab.open("widget.ipynb", [SETUP, WIDGET])
-    lab.run_all()
+def test_what_is_seen_of_widgets_and_then_in_a_new_kernel(lab: Lab) -> None:
+    lab.open("widget.ipynb", [SETUP, WIDGET, LAYERS, PLAIN])
+    assert lab.run_all()[-1] == "alive"
     lab.cell(1).locator(".torchdebug-tree").wait_for()
     (alive,) = seen(lab, 1)
     assert "filter" not in alive  # a placeholder is no text; the tree is
     assert "feed_forward_network" in alive
-    lab.shots("widget_alive")
+    a_heading_sorts_and_once_more_turns_the_order(lab)
+    the_interactive_view_is_filtered_and_sorted_in_the_page(lab)
+    assert lab.console_errors == []
+    lab.page.evaluate("() => console.error('planted')")
+    assert lab.console_errors == ["planted"]
     lab.save()
     lab.reopen_with_a_new_kernel()
-    lab.page.wait_for_timeout(1500)  # for the widgets' manager, which looks for the model and does not find it
+    lab.cell(3).get_by_text(re.compile("|".join(WIDGET_FAILURES))).first.wait_for()  # this harness sees a dead widget
     (frozen,) = seen(lab, 1)
     assert "feed_forward_network" in frozen
     assert "widget" not in frozen.lower()
-    lab.shots("widget_reopened")
 
 
-def test_a_heading_sorts_and_once_more_turns_the_order(lab: Lab) -> None:
-    lab.open("sorted.ipynb", [SETUP, WIDGET])
-    lab.run_all()
-    lab.cell(1).locator(".torchdebug-tree").wait_for()
+def a_heading_sorts_and_once_more_turns_the_order(lab: Lab) -> None:
     names = "() => [...document.querySelectorAll('.torchdebug-tree .row:not(.head) > b')].map(cell => cell.innerText.trim())"
-    lab.cell(1).locator(".torchdebug-tree .head").get_by_text("params", exact=True).click()
+    heading = lab.cell(1).locator(".torchdebug-tree .head").get_by_text("params", exact=True)
+    heading.click()
     lab.page.wait_for_function(f"() => ({names})().includes('0.attention_projection')")  # sorted, it is a list of full names
     assert lab.cell(1).locator("select").first.evaluate("one => one.selectedOptions[0].innerText") == "params"
     largest = lab.page.evaluate(names)
-    lab.cell(1).locator(".torchdebug-tree .head").get_by_text("params", exact=True).click()
+    heading.click()
     lab.page.wait_for_function(f"([first]) => ({names})()[0] !== first", arg=[largest[0]])
     assert sorted(lab.page.evaluate(names)) == sorted(largest)
-    assert lab.console_errors == []
+
+
+def the_interactive_view_is_filtered_and_sorted_in_the_page(lab: Lab) -> None:
+    table = "document.querySelectorAll('.jp-CodeCell')[2].querySelectorAll('.widget-box table:has(thead) tbody tr')"
+    rows = lab.cell(2).locator(".widget-box table:has(thead) tbody tr")
+    before = rows.all_inner_texts()
+    assert len(before) > 1
+    needle = lab.cell(2).locator("input[placeholder='filter rows']").first
+    needle.fill("Tanh")
+    lab.page.wait_for_function(f"([count]) => {table}.length < count", arg=[len(before)])
+    assert all("Tanh" in text for text in rows.all_inner_texts())
+    needle.fill("no such layer")
+    lab.page.wait_for_function(f"() => ![...{table}].some(row => row.innerText.includes('Tanh'))")
+    needle.fill("")
+    lab.page.wait_for_function(f"([count]) => {table}.length === count", arg=[len(before)])
+    lab.cell(2).locator("select").first.select_option(label="type")
+    lab.page.wait_for_function(f"([first]) => {table}[0].innerText !== first", arg=[before[0]])
+    assert sorted(rows.all_inner_texts()) == sorted(before)
 
 
 @pytest.mark.thorough
@@ -103,7 +130,6 @@ def test_a_widget_reads_well(lab: Lab, width: int) -> None:
     resize(lab.page, width, 1600)
     lab.run_all()
     lab.cell(1).locator(".torchdebug-tree").wait_for()
-    lab.picture(f"widget_{width}")
     assert complaints(lab.page, all_in_sight=False) == []
     scrolled = """() => [...document.querySelectorAll('.jp-CodeCell .jp-OutputArea *')].filter(one => {
         const style = getComputedStyle(one);

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchdebug_magics
-from tests.unit.instruments.watch.cells import COMPARED, FAULTS, HEALTHY, SETUP, TWO
+from tests.unit.instruments.watch.cells import FAULTS, HEALTHY, SETUP, TWO
 from torchdebug_magics.fixes import fixed_source
 from torchdebug_magics.html.page import Facts
 from torchdebug_magics.instrument import SCRIPT
@@ -111,7 +111,7 @@ def test_nothing_is_said_of_a_healthy_training_and_it_is_left_as_it_is(observe: 
 
 
 def test_a_statement_moves_out_of_a_line_that_others_stay_in(shell: InteractiveShell) -> None:
-    report = watched(shell, f"%%torchdebug -o w\n{FAULTS['shared_line_order'].body}")
+    report = watched(shell, f"\n\n%%torchdebug -o w\n{FAULTS['shared_line_order'].body}")  # which begins below empty lines
     (new,) = fixed_source(report).values()
     assert "    optimizer.zero_grad()\n    loss.backward(); optimizer.step()" in new
 
@@ -216,7 +216,7 @@ for epoch in range(4):
         optimizer.step()
     model.eval()
     mean = 0
-    for part in x.repeat(2, 1):
+    for part in x[:16]:
         mean += model(part).square().mean()
 """
 
@@ -232,7 +232,7 @@ model.eval()
 maps = []
 for _ in range(6):
     total, inputs = 0, []
-    for part in x.split(1) * 2:
+    for part in x[:16].split(1):
         inputs.append(part.clone().requires_grad_())
         total = total + model(inputs[-1]).relu().sum()
     maps.append([gradient.mean(0) for gradient in torch.autograd.grad(total, inputs)])
@@ -338,9 +338,3 @@ def test_a_nan_whose_error_was_handled_does_not_explain_what_came_later(observe:
     report = observe("watch", body, namespace=observe.plain(SETUP)).report
     assert (report.instrument, report.location.line) == ("shapes", 6)
     assert report.consequences[0].startswith("%%nanhunt: NaN from log")
-
-
-def test_the_fix_finds_its_line_below_empty_lines(shell: InteractiveShell) -> None:
-    report = watched(shell, f"\n\n%%torchdebug -o w\n{COMPARED.format('model[0].weight.data', 'model[0].weight')}")
-    (new,) = fixed_source(report).values()
-    assert "before = model[0].weight.data.detach().clone()  # here" in new
