@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,6 +144,38 @@ class CallChanges:
             for near in sorted(range(max(1, number - _NEAR), number + _NEAR), key=lambda near, number=number: abs(near - number)):  # type: ignore[misc]
                 yield self._change(node, ast.Constant(near), f"{number} does not fit the other arguments: {near} does")
 
+    def _unpacked(self, failing: ast.Call) -> Iterator[Change]:
+        """A model that is given a whole batch, a mapping of its arguments, as the first of them."""
+        function = self._value(failing.func)
+        for part in failing.args if isinstance(function, torch.nn.Module) else ():
+            batch, wanted = self._value(part), inspect.signature(function.forward).parameters
+            if isinstance(batch, Mapping | UserDict) and batch and all(key in wanted for key in batch):
+                others = [each for each in failing.args if each is not part]
+                new = ast.Call(failing.func, others, [*failing.keywords, ast.keyword(None, part)])
+                yield self._change(failing, new, f"`{ast.unparse(part)}` is a dict of arguments, and is given as one of them")
+
+    def _unlabelled(self, maker: ast.Assign, part: ast.Name) -> Iterator[Change]:
+        """The loss of a model of Hugging Face's, which computes one where it is given labels."""
+        function = function_node(self._block.frame.f_code) or tree_of(self._block.frame.f_code.co_filename)
+        match maker.value:
+            case ast.Attribute(ast.Name(output), "loss"):
+                calls = [node for node in nodes(ast.Assign, function) if [output] == [*map(dotted, node.targets)]]
+                made = max((node for node in calls if node.lineno <= maker.lineno), key=lambda node: node.lineno, default=None)
+            case _:
+                return
+        call = None if made is None else made.value
+        model = self._value(call.func) if isinstance(call, ast.Call) else None
+        if made is None or not isinstance(call, ast.Call) or not isinstance(model, torch.nn.Module):
+            return
+        batches = [option.value for option in call.keywords if option.arg is None]
+        inputs = [option.value for option in call.keywords if option.arg == "input_ids"] or call.args[:1]
+        inputs = [expression(f"{ast.unparse(batch)}['input_ids']") for batch in batches[:1]] or inputs
+        for labels in inputs if "labels" in inspect.signature(model.forward).parameters and _is_causal(model) else ():
+            new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword("labels", labels)])
+            text = f"{output} = {ast.unparse(new)}"
+            sentence = f"`{part.id}` is None: `{ast.unparse(call.func)}` computes a loss only where it is given `labels`"
+            yield Change(self._statement, part, part, sentence, f"{text}\n{ast.unparse(maker)}", (made, text))
+
     def _lengths(self, failing: ast.Call) -> Iterator[Change]:
         """Lengths that must add up to that of what is divided: the last is what the others leave."""
         match failing.args:
@@ -188,6 +221,8 @@ class CallChanges:
         if maker is None:
             return
         made = maker.value
+        if value is None:
+            yield from self._unlabelled(maker, part)
         if isinstance(value, type) and isinstance(made, (ast.Name, ast.Attribute)):
             sentence = f"`{name}` is a class, where an instance of it is expected"
             yield self._remade(maker, part, f"{name} = {ast.unparse(made)}()", sentence)
@@ -241,3 +276,9 @@ def _is_like(part: object, *tensors: torch.Tensor) -> bool:
     """Whether it is a tensor of the same shape and dtype as the only one given."""
     shapes = {(each.shape, each.dtype) for each in (part, *tensors) if isinstance(each, torch.Tensor)}
     return isinstance(part, torch.Tensor) and len(tensors) == len(shapes) == 1
+
+
+def _is_causal(model: torch.nn.Module) -> bool:
+    """Whether it predicts the next of its own inputs, and shifts labels itself: its labels are its inputs."""
+    name = type(model).__name__
+    return name.endswith(("ForCausalLM", "LMHeadModel")) and type(model).__module__.startswith("transformers.")

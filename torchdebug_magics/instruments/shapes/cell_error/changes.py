@@ -67,7 +67,9 @@ class Changes(CallChanges):
             yield from self._attributes(failing)
         if isinstance(self._error, KeyError) and isinstance(failing, ast.Subscript):
             yield from self._keys(failing)
-        yield from self._options(failing) if isinstance(failing, ast.Call) else ()
+        if isinstance(failing, ast.Call):
+            yield from self._options(failing)
+            yield from self._unpacked(failing)
         yield from () if isinstance(self._error, IndexError) else self._meant(failing)
         if isinstance(failing, ast.Call):
             yield from self._arguments(failing)
