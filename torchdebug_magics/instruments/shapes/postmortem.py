@@ -20,6 +20,7 @@ from torchdebug_magics.instruments.shapes.cell_error.collated import unequal_sam
 from torchdebug_magics.instruments.shapes.cell_error.devices import gpu_assertion, left_on_cpu
 from torchdebug_magics.instruments.shapes.cell_error.meant_values import RERUN, drops_result, meant_value, tried_to_the_end
 from torchdebug_magics.instruments.shapes.cell_error.missing_names import missing_name
+from torchdebug_magics.instruments.shapes.cell_error.other_kinds import of_another_kind
 from torchdebug_magics.instruments.shapes.cell_error.per_channel import numbers_per_channel
 from torchdebug_magics.instruments.shapes.cell_error.program_slice import UNKNOWN, expression_of, lines_to, value_named
 from torchdebug_magics.instruments.shapes.cell_error.rebound import rebound_name
@@ -60,7 +61,8 @@ def _explained(error: Exception, layout: Layout) -> ShapesReport | None:
     """The report on what a call of torch's refused."""
     called = outermost_call(error)
     beyond = read_beyond_the_end(error, in_model=called is not None)
-    known = gpu_assertion(error) or beyond or rebound_name(error) or missing_name(error) or unfinished_class(error) or left_on_cpu(error)
+    known = gpu_assertion(error) or beyond or rebound_name(error) or missing_name(error) or unfinished_class(error)
+    known = known or of_another_kind(error) or left_on_cpu(error)
     if known is None and called is not None and not is_loss(called.module) and (report := _of_model(called, error, layout)) is not None:
         return report
     if _is_of_compiler(error):

@@ -71,10 +71,11 @@ class FailedBlock:
         around = lists_around(tree_of(frame.f_code.co_filename), (line, -1, line, -1))
         block, place = around[0] if around else ([], 0)
         self.statement: ast.stmt | None = block[place] if block else None
-        self._rest = block[place + 1 :]
+        self.rest = block[place + 1 :]
+        """The statements behind it."""
         self._function = None if is_module_code(frame.f_code) else function_node(frame.f_code)
         self.names: Mapping[str, Any] = frame.f_globals if is_module_code(frame.f_code) else local_values(frame)
-        body = [self.statement, *self._rest] if self.statement is not None else []
+        body = [self.statement, *self.rest] if self.statement is not None else []
         is_class = not is_module_code(frame.f_code) and not isinstance(self._function, (ast.FunctionDef, ast.Lambda))
         self._left_s = 2 * _MOST_S
         if is_class or any(isinstance(node, _UNREPEATABLE) for node in nodes(ast.AST, *body)) or names_in(*body) & _UNREPEATABLE_NAMES:
@@ -83,7 +84,7 @@ class FailedBlock:
     @property
     def is_repeatable(self) -> bool:
         """Whether it reads nothing by name that can be read only once, and not be put back: iterators, queues."""
-        read = read_names(*([self.statement, *self._rest] if self.statement is not None else []))
+        read = read_names(*([self.statement, *self.rest] if self.statement is not None else []))
         values = [self.names.get(name, self.frame.f_globals.get(name)) for name in read]
         return not any(
             (hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)) or isinstance(value, (queue.Queue, bytearray))
@@ -95,7 +96,7 @@ class FailedBlock:
         """Inside, `run` and `value` may be called. Raises `Irrevocable` where what they do cannot be undone."""
         assert self.statement is not None
         space = self.frame.f_globals
-        read = read_names(self.statement, *self._rest)
+        read = read_names(self.statement, *self.rest)
         used = [self.names.get(name, space.get(name)) for name in read]
         effects = Effects(self._guard, *used, sentence="{} cannot be undone")
         self._before = dict(space)
@@ -129,7 +130,7 @@ class FailedBlock:
             body[-2:] = [ast.Assign([ast.Name(_OWN[1], ast.Store())], value), ast.Return()]
             outcome = self._execute(body, lambda: None)
             return replace(outcome, has_passed=outcome.error is None)
-        outcome = self._execute([*body, *map(copied, self._rest)], lambda: marks.append(None))
+        outcome = self._execute([*body, *map(copied, self.rest)], lambda: marks.append(None))
         return replace(outcome, has_passed=bool(marks))
 
     def is_idle(self, rounds: int, node: ast.expr) -> bool:

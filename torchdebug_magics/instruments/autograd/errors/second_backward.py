@@ -365,7 +365,7 @@ def _shared(
     """Two losses of one step; `is_between_models`: between the two, an optimizer updated parameters that the shared part does not use."""
     called = f"`{', '.join(names)}`" if names else "a part of the graph"
     headline = f"two backward calls share {f'the graph of {called}' if names else called}"
-    why = "the first call has freed the part that both share"
+    why, edits = "the first call has freed the part that both share", tuple[Edit, ...]()
     losses = [loss for where in (more.get("first_backward_at"), raised.here) if (loss := _loss_of(where))]
     fix = f"replace both calls with `({' + '.join(losses)}).backward()`" if len(losses) > 1 else "add the losses and call backward() once"
     if is_same_line:
@@ -376,9 +376,21 @@ def _shared(
     elif is_between_models and names:
         fix = f"compute {f'`{losses[0]}`' if losses else 'the first loss'} from {', '.join(f'`{name}.detach()`' for name in names)}"
         why = "the first loss trains other parameters, and frees that graph"
+        edits = _cut_off(more.get("first_backward_at"), *losses[:1], name=names[0]) if len(names) == 1 else ()
     cost = f" (keeps {byte_size(kept_bytes)} until the second call)" if kept_bytes else ""
     fix += f"; or pass `retain_graph=True` to the first call{cost}"
+    if edits:
+        more |= {"edits": edits, "fix": fix}
     return raised.finding(headline, fix, tensor=", ".join(names) or None, explanation=why, **more)
+
+
+def _cut_off(backward: Location | None, *losses: str, name: str) -> tuple[Edit, ...]:
+    """The statement that computes a loss before its backward(), from the detached tensor."""
+    for where, statement in statements(backward.file) if backward is not None else ():
+        is_before = backward is not None and (where.file, where.line) <= (backward.file, backward.line)
+        if is_before and {*losses} & bound_names(statement):
+            return exchanging(where, ast.Name(name), expression(f"{name}.detach()"))
+    return ()
 
 
 def _loss_of(where: Location | None) -> str:

@@ -17,6 +17,8 @@ from torchdebug_magics.instruments.shapes.cell_error.meanings import DIVIDED, di
 from torchdebug_magics.probing.source.call_sites import MISSING, function_node, value_of
 from torchdebug_magics.probing.source.edited_source import same
 from torchdebug_magics.probing.source.syntax import (
+    as_atom,
+    called,
     copied,
     covers,
     dotted,
@@ -36,6 +38,8 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
 _DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
+_PICTURE, _COLORS = 3, frozenset({3, 4})
+"""Dimensions, and channels."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -153,6 +157,21 @@ class CallChanges:
                 others = [each for each in failing.args if each is not part]
                 new = ast.Call(failing.func, others, [*failing.keywords, ast.keyword(None, part)])
                 yield self._change(failing, new, f"`{ast.unparse(part)}` is a dict of arguments, and is given as one of them")
+
+    def _of_values(self, failing: ast.Call) -> Iterator[Change]:
+        """A picture whose channels come first, scores where a distribution expects probabilities."""
+        if not failing.args:
+            return
+        first, kind = failing.args[0], self._value(failing.func)
+        value, text = self._value(first), ast.unparse(first)
+        if called(failing) == "imshow" and isinstance(value, torch.Tensor | np.ndarray) and value.ndim == _PICTURE:
+            turned = f".{'permute' if isinstance(value, torch.Tensor) else 'transpose'}(1, 2, 0)"
+            turned = "[0]" if value.shape[0] == 1 else turned if value.shape[0] in _COLORS else ""
+            sentence = f"`{text}` is a picture of {' x '.join(map(str, value.shape))}, and `imshow` expects the channels last"
+            yield from [self._change(first, expression(f"{as_atom(first)}{turned}"), sentence)] if turned else []
+        if isinstance(kind, type) and issubclass(kind, torch.distributions.Distribution) and "parameter probs" in str(self._error):
+            new = ast.Call(failing.func, failing.args[1:], [ast.keyword("logits", first), *failing.keywords])
+            yield self._change(failing, new, f"`{ast.unparse(failing.func)}` expects probabilities, and `{text}` are scores")
 
     def _unlabelled(self, maker: ast.Assign, part: ast.Name) -> Iterator[Change]:
         """The loss of a model of Hugging Face's, which computes one where it is given labels."""

@@ -7,6 +7,7 @@ import builtins
 import difflib
 import inspect
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import GeneratorType, ModuleType
@@ -42,6 +43,8 @@ _MAKERS = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "Float
 """What makes one tensor or array of a list."""
 GIVEN_TENSORS = "`{}` is a class, and is given tensors as its options: make an instance, then call that"
 _MOST_KEYS = 10_000
+_UNKNOWN = re.compile(r"\W*(unk|unknown|oov)\W*", re.IGNORECASE)
+"""What stands in a vocabulary for all words that are not in it."""
 _WRAPPED = ("module", "dataset", "_orig_mod")
 """The attributes in which a model or a dataset has the one that it wraps."""
 
@@ -70,6 +73,7 @@ class Changes(CallChanges):
         if isinstance(failing, ast.Call):
             yield from self._options(failing)
             yield from self._unpacked(failing)
+            yield from self._of_values(failing)
         yield from () if isinstance(self._error, IndexError) else self._meant(failing)
         if isinstance(failing, ast.Call):
             yield from self._arguments(failing)
@@ -83,11 +87,25 @@ class Changes(CallChanges):
                 text = ast.Assign([ast.Name(left.id, ast.Store())], right, lineno=self._statement.lineno)
                 sentence = f"the result of `{ast.unparse(self._statement)}` is dropped: no `=` gives it to a variable"
                 yield Change(text, self._statement.value, right, sentence)
+            case ast.Assign([ast.Tuple(parts)], value) if "values to unpack" in str(self._error):
+                yield from self._unpacked_once(parts, value)
             case ast.Assign([ast.Attribute() as target], value) if "as parameter" in str(self._error):
                 sentence = f"`{ast.unparse(target)}` is a parameter, and `{ast.unparse(value)}` is not"
                 yield self._change(value, expression(f"torch.nn.Parameter({ast.unparse(value)})"), sentence)
         for old, new, sentence, is_certain in asked_truths(self._error, self._statement, self._value):
             yield replace(self._change(old, new, sentence), is_certain=is_certain)
+
+    def _unpacked_once(self, parts: list[ast.expr], value: ast.expr) -> Iterator[Change]:
+        """A result that is a tensor, where the statement takes a pair, as of another layer, and nothing reads the second of it."""
+        results = self._value(value)
+        later = {node.id for node in nodes(ast.Name, *self._block.rest) if isinstance(node.ctx, ast.Load)}
+        for at, part in enumerate(parts):
+            taken = part.elts if isinstance(part, ast.Tuple) else []
+            is_tensor = isinstance(results, tuple) and isinstance(next(iter(results[at:]), None), torch.Tensor)
+            if taken and is_tensor and not {*map(ast.unparse, taken[1:])} & later:
+                whole: list[ast.expr] = [ast.Tuple([*parts[:at], taken[0], *parts[at + 1 :]], ast.Store())]
+                sentence = f"`{ast.unparse(value)}` returns a tensor where `{ast.unparse(part)}` takes {len(taken)}"
+                yield Change(ast.Assign(whole, value, lineno=self._statement.lineno), value, value, sentence)
 
     def without_run(self) -> Iterator[Change]:
         """A function of Python's that is called as a method: ``batches.next()``."""
@@ -201,8 +219,13 @@ class Changes(CallChanges):
             yield replace(self._change(failing, new_name, f"{what} has no `{name}`: `{near}` is what it has"), choice=name)
 
     def _keys(self, failing: ast.Subscript) -> Iterator[Change]:
-        """A key that a mapping does not have, mistyped."""
+        """A key that a mapping does not have: mistyped, or one of many of which another one stands for all that are unknown."""
         owner, key = self._value(failing.value), failing.slice.value if isinstance(failing.slice, ast.Constant) else None
+        unknown = next((each for each in owner if isinstance(each, str) and _UNKNOWN.fullmatch(each)), "") if type(owner) is dict else ""
+        if unknown and key is None:
+            text, sought = ast.unparse(failing.value), ast.unparse(failing.slice)
+            sentence = f"`{text}` has no {self._error}, and {unknown!r} for what it does not have"
+            yield self._change(failing, expression(f"{text}.get({sought}, {text}[{unknown!r}])"), sentence)
         if not isinstance(owner, (Mapping, torch.nn.ModuleDict)) or not isinstance(key, str) or len(owner) > _MOST_KEYS:
             return
         for near in near_names(key, [each for each in owner if isinstance(each, str)]):

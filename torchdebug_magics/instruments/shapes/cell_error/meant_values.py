@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
 from torchdebug_magics.errors import TorchDebugError
 from torchdebug_magics.fixes import applied
@@ -23,7 +23,7 @@ from torchdebug_magics.instruments.shapes.cell_error.call_changes import Change
 from torchdebug_magics.instruments.shapes.cell_error.changes import Changes, is_difference
 from torchdebug_magics.instruments.shapes.explain import innermost, refusal
 from torchdebug_magics.instruments.shapes.repair.failure_facts import module_calls
-from torchdebug_magics.instruments.shapes.repair.source import site_at
+from torchdebug_magics.instruments.shapes.repair.source import site_at, traces
 from torchdebug_magics.instruments.shapes.report import Failure, Fix, ShapesReport
 from torchdebug_magics.probing.outside.effects import Irrevocable
 from torchdebug_magics.probing.safety import Guard
@@ -54,9 +54,10 @@ def meant_value(error: BaseException) -> Failure | None:
     trace = innermost(error, ("user",))
     if trace is None:
         return None
+    failing = site_at(trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti).expression
+    trace = _around_comprehensions(error, trace)
     frame = trace.tb_frame
     block = FailedBlock(frame, trace.tb_lineno, Guard())
-    failing = site_at(frame.f_code, trace.tb_lineno, trace.tb_lasti).expression
     if not isinstance(failing, ast.expr) or isinstance(getattr(failing, "ctx", None), ast.Store):
         wholes = (getattr(block.statement, name, None) for name in ("iter", "test", "value"))
         failing = next((whole for whole in wholes if isinstance(whole, ast.expr)), None)
@@ -68,6 +69,15 @@ def meant_value(error: BaseException) -> Failure | None:
         is_part = isinstance(first.new, ast.Subscript)  # of several names that are near, none is meant
         return refusal(error, f"{first.sentence}: {choices} would do") if is_part else None
     return _failure(error, frame, block.statement, *passing[0]) if passing else None
+
+
+def _around_comprehensions(error: BaseException, inner: TracebackType) -> TracebackType:
+    """Where the statement runs, of which a comprehension is a part: before Python 3.12, that has a frame of its own."""
+    steps = list(traces(error))
+    for step in reversed(steps[: steps.index(inner) + 1]):
+        if not step.tb_frame.f_code.co_name.endswith("comp>"):
+            return step
+    return inner
 
 
 def drops_result(error: BaseException) -> bool:
