@@ -141,6 +141,83 @@ CASES = {
         "(found.indices == labels).sum()",
         "",
     ),
+    "an option of another optimizer": (
+        "net = nn.Linear(2, 2)",
+        "opt = torch.optim.Adam(net.parameters(), lr=0.1, momentum=0.9)",
+        "",
+        "Adam(net.parameters(), lr=0.1)",
+    ),
+    "a batch that is a dict of arguments": (
+        (
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.embed = nn.Embedding(9, 4)\n\n"
+            "    def forward(self, ids, mask=None):\n        return self.embed(ids) * mask[..., None]\n"
+            "net, batch = Net(), {'ids': torch.arange(6).view(2, 3), 'mask': torch.ones(2, 3)}"
+        ),
+        "out = net(batch)",
+        "",
+        "net(**batch)",
+    ),
+    "a language model without labels": (
+        (
+            "from transformers import GPT2Config, GPT2LMHeadModel\n"
+            "model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2))\n"
+            "batch = {'input_ids': torch.arange(8).view(1, 8)}"
+        ),
+        "outputs = model(**batch)\nloss = outputs.loss\nloss.backward()",
+        "",
+        "model(**batch, labels=batch['input_ids'])",
+    ),
+    "a picture with its channels first": (
+        "import matplotlib.pyplot as plt\npicture, (figure, axes) = torch.rand(3, 8, 8), plt.subplots()\nplt.close(figure)",
+        "image = axes.imshow(picture)",
+        "",
+        "axes.imshow(picture.permute(1, 2, 0))",
+    ),
+    "scores that are given as probabilities": (
+        "from torch.distributions import Categorical\nscores = torch.randn(8, 3)",
+        "action = Categorical(scores).sample()",
+        "",
+        "Categorical(logits=scores)",
+    ),
+    "a word that the vocabulary does not have": (
+        "words = {'<unk>': 0, 'good': 1}\ndef encoded(text):\n    return torch.tensor([words[word] for word in text.split()])",
+        "ids = encoded('good film')",
+        "words.get(word, words['<unk>'])",
+        "",
+    ),
+    "a recurrent layer without a cell state": (
+        "rnn, x = nn.GRU(3, 4, batch_first=True), torch.randn(2, 5, 3)",
+        "out, (h, c) = rnn(x)\nlast = h[-1]",
+        "",
+        "out, h = rnn(x)",
+    ),
+    "a function among modules": (
+        "def made(width):\n    layers = [nn.Linear(2, width)]\n    layers.append(F.relu)\n    return nn.Sequential(*layers)",
+        "net = made(4)",
+        "layers.append(nn.ReLU())",
+        "",
+    ),
+    "losses that a function has read": (
+        (
+            "net = nn.Linear(2, 1)\ndef losses(out, y):\n    squared = F.mse_loss(out, y).item()\n    absolute = F.l1_loss(out, y).item()\n"
+            "    return squared, absolute"
+        ),
+        "first, second = losses(net(torch.randn(4, 2)), torch.randn(4, 1))\nloss = first + 0.1 * second\nloss.backward()",
+        "absolute = F.l1_loss(out, y)\n",
+        "",
+    ),
+    "steps of a schedule, without those of the last batch": (
+        (
+            "from torch.utils.data import DataLoader, TensorDataset\ndata = TensorDataset(torch.randn(20, 2))\n"
+            "loader, net = DataLoader(data, batch_size=8), nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)"
+        ),
+        (
+            "schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, epochs=2, steps_per_epoch=len(data) // 8)\n"
+            "for epoch in range(2):\n    for (x,) in loader:\n        net(x).sum().backward()\n        opt.step()\n        schedule.step()"
+        ),
+        "",
+        "steps_per_epoch=len(loader)",
+    ),
     "targets that a loader has collated of lists": (
         (
             "from torch.utils.data import DataLoader\ndata = [(torch.randn(4), [0.1 * n, 0.2, 0.3]) for n in range(8)]\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,16 +146,6 @@ class CallChanges:
         for number, node in sorted(written, key=lambda pair: pair[0]):
             for near in sorted(range(max(1, number - _NEAR), number + _NEAR), key=lambda near, number=number: abs(near - number)):  # type: ignore[misc]
                 yield self._change(node, ast.Constant(near), f"{number} does not fit the other arguments: {near} does")
-
-    def _unpacked(self, failing: ast.Call) -> Iterator[Change]:
-        """A model that is given a whole batch, a mapping of its arguments, as the first of them."""
-        function = self._value(failing.func)
-        for part in failing.args if isinstance(function, torch.nn.Module) else ():
-            batch, wanted = self._value(part), inspect.signature(function.forward).parameters
-            if isinstance(batch, Mapping | UserDict) and batch and all(key in wanted for key in batch):
-                others = [each for each in failing.args if each is not part]
-                new = ast.Call(failing.func, others, [*failing.keywords, ast.keyword(None, part)])
-                yield self._change(failing, new, f"`{ast.unparse(part)}` is a dict of arguments, and is given as one of them")
 
     def _of_values(self, failing: ast.Call) -> Iterator[Change]:
         """A picture whose channels come first, scores where a distribution expects probabilities."""

@@ -72,7 +72,6 @@ class Changes(CallChanges):
             yield from self._keys(failing)
         if isinstance(failing, ast.Call):
             yield from self._options(failing)
-            yield from self._unpacked(failing)
             yield from self._of_values(failing)
         yield from () if isinstance(self._error, IndexError) else self._meant(failing)
         if isinstance(failing, ast.Call):

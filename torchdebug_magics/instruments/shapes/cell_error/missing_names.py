@@ -132,17 +132,19 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
         function = value_named(call.func, names)
         if option is not None and callable(function) and any(each.arg == option[1] for each in call.keywords):
             alike = [each for each in near_names(option[1], _options(function)) if all(each != other.arg for other in call.keywords)]
-            if len(alike) != 1:
+            is_torchs = str(getattr(function, "__module__", "")).startswith("torch.optim")  # with what another one of them takes
+            if len(alike) > 1 or not (alike or is_torchs):
                 return None
-            keywords = [ast.keyword(alike[0], each.value) if alike and each.arg == option[1] else each for each in call.keywords]
-            new = ast.Call(call.func, call.args, keywords) if alike else None
+            others = [each for each in call.keywords if each.arg != option[1]]
+            keywords = [ast.keyword(alike[0], each.value) if each.arg == option[1] else each for each in call.keywords] if alike else others
+            new = ast.Call(call.func, call.args, keywords)
             what = f"`{ast.unparse(call.func)}` has no option `{option[1]}`" + (f": `{alike[0]}` is near" if alike else "")
             return edited(error, what, exchanging(where, call, new))
         if given is not None and call.args and type(value_named(call.args[0], names)).__name__ == given[1]:
             known = [name for name, value in names.items() if isinstance(value, torch.optim.Optimizer) and not name.startswith("_")]
-            new = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
+            stepped = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
             what = f"`{called(call)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
-            return edited(error, what, exchanging(where, call, new))
+            return edited(error, what, exchanging(where, call, stepped))
         is_of_text = "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict"
         value = call.args[0] if is_of_text and len(call.args) == 1 else None
         if value is not None and _FILE.search(str(value.value if isinstance(value, ast.Constant) else value_named(value, names))):

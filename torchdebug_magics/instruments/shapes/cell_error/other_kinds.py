@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import traceback
+from collections import UserDict
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -44,12 +46,27 @@ def of_another_kind(error: BaseException) -> Failure | None:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     if not frames:
         return None
+    if (batch := next(filter(None, (_batch_as_argument(error, *place) for place in frames)), None)) is not None:
+        return batch
     if isinstance(error, AttributeError) and _NO_NUMBERS in str(error):
         return _read_out(error, *frames[-1])
     if isinstance(error, TypeError) and "is not a Module subclass" in str(error):
         return _function_for_module(error, frames[-1][0])
     counts = _MOST_STEPS.search(str(error)) if isinstance(error, ValueError) else None
     return _too_few_steps(error, [frame for frame, _ in frames], int(counts[2])) if counts is not None else None
+
+
+def _batch_as_argument(error: BaseException, frame: FrameType, line: int) -> Failure | None:
+    """A model that is given a mapping of its arguments as the first of them."""
+    for call in nodes(ast.Call, statement_at(tree_of(frame.f_code.co_filename), line)):
+        model = _seen(call.func, [frame], {}) if len(call.args) == 1 else None
+        batch = _seen(call.args[0], [frame], {}) if isinstance(model, torch.nn.Module) else None
+        wanted = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
+        if isinstance(batch, dict | UserDict) and len(wanted) > 1 and batch and {*batch} <= {*wanted}:
+            new = ast.Call(call.func, [], [*call.keywords, ast.keyword(None, call.args[0])])
+            edits = exchanging(location(frame.f_code.co_filename, line, frame.f_code.co_name), call, new)
+            return edited(error, f"`{ast.unparse(call.args[0])}` is a dict of arguments, and is given as one of them", edits)
+    return None
 
 
 def _read_out(error: BaseException, frame: FrameType, line: int) -> Failure | None:
