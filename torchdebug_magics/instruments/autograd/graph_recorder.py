@@ -16,6 +16,7 @@ from torchdebug_magics.instruments.autograd.faults.data.seen_at_once import OwnF
 from torchdebug_magics.instruments.autograd.faults.shared_memory import names_compared
 from torchdebug_magics.instruments.autograd.sample_twins import Begun, SampleTwins
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, Tape, Use, note_of, target_span
+from torchdebug_magics.instruments.autograd.token_twins import TokenTwins
 from torchdebug_magics.probing.dispatch import modes, modes_aside
 from torchdebug_magics.probing.hooks import Hooks
 from torchdebug_magics.probing.modules import ModuleCalls
@@ -85,7 +86,7 @@ class GraphRecorder(OpRecorder[_Running]):
         """The first op of each model, by (id of the model, gradients on, training mode)."""
         self.overwritten: dict[int, Copied] = {}
         """By storage, the first of the writes that PyTorch's version check cannot see."""
-        self.twins = [SampleTwins(0), SampleTwins(1)]
+        self.twins = [SampleTwins(0), SampleTwins(1), TokenTwins()]
         """For samples along the first dimension, and along the second; empty once a backward pass has asked them."""
         self.comparisons: dict[tuple[Line | None, str], tuple[RecordedOp, tuple[str, ...]]] = {}
         """Ops that are given one memory twice, with the names under which they are, by the line and the op."""

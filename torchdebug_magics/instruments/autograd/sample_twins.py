@@ -96,7 +96,7 @@ class SampleTwins:
                 for one, first, second in zip(made, *self._run(op, begun, given, made), strict=True):
                     if isinstance(one, torch.Tensor) and first is not None and second is not None:  # of some outputs there is none
                         self._twins[one] = first, second
-                        self._mixed.append((op, (_differs(first, one) & _differs(second, one)).any()))
+                        self._mixed.append((op, (differs(first, one) & differs(second, one)).any()))
         except Exception:  # noqa: BLE001 - as above
             self.give_up()
 
@@ -162,7 +162,8 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and argument_of(func, args, kwargs, "dropout_p") != 0
 
 
-def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Element by element, by more than the order of a sum may make."""
     if one.is_floating_point() or one.is_complex():
         return ~torch.isclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True)
     return one != other

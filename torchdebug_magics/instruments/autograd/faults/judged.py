@@ -38,14 +38,15 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction",
     "driven_value", "wasted_term", "repeated_samples", "mixed_derivatives", "dropped_result", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
-    "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode", "evaluated_on_bytes",
-    "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels", "evaluated_on_training",
-    "unlike_reductions", "overwritten_input", "never_loaded", "no_activation",
+    "known_answer", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
+    "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels",
+    "evaluated_on_training", "unlike_reductions", "overwritten_input", "never_loaded", "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction", "driven_value",
     "wasted_term", "repeated_samples", "mixed_derivatives", "unlike_reductions", "overwritten_input", "dropped_result",
-    "shared_memory", "leaking_batch", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches", "frozen_in_vain",
+    "shared_memory", "leaking_batch", "known_answer", "double_softmax", "loss_input", "compared_scores", "miscounted", "unread_batches",
+    "frozen_in_vain",
 })  # fmt: skip
 """What a step has shown, and no later one can undo; what others show is that something is missing, and may come."""
 _FOLLOWS: Mapping[Kind, frozenset[Kind]] = {

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from torchdebug_magics.instruments.autograd.faults.data.known_answers import known_answer
 from torchdebug_magics.instruments.autograd.graph_recorder import GraphRecorder
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.sample_twins import SampleTwins
 from torchdebug_magics.instruments.autograd.source_readings import finding, statement_at, with_option
 from torchdebug_magics.instruments.autograd.tape import RecordedOp, walk
+from torchdebug_magics.instruments.autograd.token_twins import TokenTwins
 from torchdebug_magics.probing.source.edited_source import exchanging, made_as
 from torchdebug_magics.probing.source.syntax import (
     called,
@@ -53,8 +55,10 @@ def leak(recorder: GraphRecorder, loss: torch.Tensor) -> AutogradFinding | None:
     """
     if not recorder.twins or not recorder.twins[0].samples_count:
         return None
-    (samples, steps), recorder.twins = recorder.twins, []
+    (samples, steps, tokens), recorder.twins = recorder.twins, []
     passed = list(recorder.tape.ancestors(id(loss)))
+    if isinstance(tokens, TokenTwins) and tokens.answer is not None and tokens.answer.loss in passed:
+        return known_answer(tokens.answer, reversed(passed))
     rows, (first, second) = _shape_before_reduction(passed), (*samples.input_shape, 0)[:2]
     has_row_a_step = samples.has_steps and (rows[:1] == (first * second,) or rows[:2] == (first, second))
     along_samples, along_steps = (_first_mixing(recorder, twins, passed) for twins in (samples, steps))
