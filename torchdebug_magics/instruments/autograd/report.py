@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal[
     "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "one_row", "early_reduction",
     "dropped_result", "contradicting_labels", "evaluated_on_training", "loss_input", "evaluated_on_bytes",
     "remade", "other_axis", "unlike_reductions", "driven_value", "overwritten_input", "repeated_samples", "mixed_derivatives",
-    "never_loaded", "known_answer",
+    "never_loaded", "known_answer", "used_up", "turned_mask", "refitted",
 ]  # fmt: skip
 """The first thirteen are errors that PyTorch raises; the others change what a model learns, and raise nothing."""
 Cause: TypeAlias = Literal["no_grad", "inference_mode", "detach", "data", "rewrapped", "list", "dtype"]

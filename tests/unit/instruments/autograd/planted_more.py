@@ -124,7 +124,7 @@ class TransformerXL(nn.Module):
 model = TransformerXL()
 opt = torch.optim.Adam(model.parameters())
 for segment in torch.randint(10, (3, 2, 5)):
-    loss = F.cross_entropy(model(segment)[:, :-1].flatten(0, 1), segment[:, 1:].flatten())
+    loss = F.cross_entropy(model(segment)[:, :-1].flatten(0, 1), (segment[:, 1:] + 1).flatten() % 10)
     opt.zero_grad()
     loss.backward()  #> location, first
     opt.step()
@@ -153,6 +153,147 @@ for i in range(2):
     opt.step()
 """,
         edits=(("    c[:] += 1  #> location\n    loss = c.square().sum()", "    loss = (c + 1).square().sum()"),),
+    ),
+    Case(
+        name="attention sees the tokens that it is to predict",
+        kind="known_answer",
+        text="""\
+class Attention(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).transpose(-2, -1)
+        weights = F.softmax(scores, dim=-1)  #> location
+        return weights @ self.v(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.attn, self.out = nn.Embedding(10, 6), Attention(6), nn.Linear(6, 10)
+
+    def forward(self, ids):
+        return self.out(self.attn(self.emb(ids)))
+
+model = Model()
+opt = torch.optim.Adam(model.parameters())
+for ids in torch.randint(10, (3, 2, 6)):
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(
+            (
+                "        weights = F.softmax(scores, dim=-1)  #> location\n",
+                (
+                    "        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float('-inf'))\n"
+                    "        weights = F.softmax(scores, dim=-1)\n"
+                ),
+            ),
+        ),
+    ),
+    Case(
+        name="a recurrent model is to predict the very token that it reads",
+        kind="known_answer",
+        link="https://discuss.pytorch.org/t/nn-transformer-explaination/53175/20",
+        text="""\
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.rnn, self.out = nn.Embedding(10, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, ids):
+        return self.out(self.rnn(self.emb(ids))[0])
+
+model = Model()
+opt = torch.optim.Adam(model.parameters())
+for ids in torch.randint(10, (3, 2, 6)):
+    scores = model(ids)
+    loss = F.cross_entropy(scores.reshape(-1, 10), ids.reshape(-1))  #> location
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+        edits=(
+            (
+                "F.cross_entropy(scores.reshape(-1, 10), ids.reshape(-1))  #> location",
+                "F.cross_entropy(scores[:, :-1].reshape(-1, 10), ids[:, 1:].reshape(-1))",
+            ),
+        ),
+    ),
+    Case(
+        name="a zip of two loaders is made before the epochs",
+        kind="used_up",
+        door="magic",
+        text="""\
+model = nn.Linear(3, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+pairs = zip(torch.randn(4, 5, 3), torch.randint(2, (4, 5)))
+for epoch in range(3):
+    for x, y in pairs:  #> location
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+""",
+        edits=(
+            (
+                "pairs = zip(torch.randn(4, 5, 3), torch.randint(2, (4, 5)))\nfor epoch in range(3):\n    for x, y in pairs:  #> location",
+                "for epoch in range(3):\n    pairs = zip(torch.randn(4, 5, 3), torch.randint(2, (4, 5)))\n    for x, y in pairs:",
+            ),
+        ),
+    ),
+    Case(
+        name="a mask of padding is True where there are tokens",
+        kind="turned_mask",
+        door="magic",
+        text="""\
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.out = nn.Embedding(9, 8), nn.Linear(8, 2)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids):
+        x = self.emb(ids)
+        mask = ids != 0  #> location
+        return self.out(self.attn(x, x, x, key_padding_mask=mask)[0].mean(1))
+
+model = Model()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    ids = torch.cat([torch.randint(1, 9, (4, 5)), torch.zeros(4, 3, dtype=torch.long)], 1)
+    opt.zero_grad()
+    F.cross_entropy(model(ids), torch.randint(2, (4,))).backward()
+    opt.step()
+""",
+        edits=(("mask = ids != 0  #> location", "mask = ids == 0"),),
+    ),
+    Case(
+        name="a scaler is fitted to the new data as well",
+        kind="refitted",
+        door="magic",
+        text="""\
+class Scaler:
+    def fit_transform(self, x):
+        self.mean, self.std = x.mean(0), x.std(0)
+        return self.transform(x)
+
+    def transform(self, x):
+        return (x - self.mean) / self.std
+
+scaler = Scaler()
+x_train = scaler.fit_transform(torch.randn(8, 3))
+x_test = scaler.fit_transform(torch.randn(6, 3) + 2)  #> location
+model = nn.Linear(3, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    opt.zero_grad()
+    F.mse_loss(model(x_train), x_train.sum(1, keepdim=True)).backward()
+    opt.step()
+""",
+        edits=(("scaler.fit_transform(torch.randn(6, 3) + 2)  #> location", "scaler.transform(torch.randn(6, 3) + 2)"),),
     ),
     Case(
         name="an agent counts its steps where it waits for them",

@@ -63,6 +63,24 @@ def evaluate(model, x):
 
 FAULTY: Final = (
     Notebook(
+        name="the best weights of a training are the model's own",
+        kinds=("shared_memory",),
+        cells=(
+            """\
+model = nn.Linear(3, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+best = None
+for _ in range(3):
+    best = model.state_dict()  #> location
+    opt.zero_grad()
+    model(torch.randn(8, 3)).square().mean().backward()
+    opt.step()
+""",
+            "%%autograd -o r\nmodel.load_state_dict(best)\nwith torch.no_grad():\n    y = model(torch.randn(4, 3))",
+        ),
+        fix="copy.deepcopy",
+    ),
+    Notebook(
         name="the gradient of what a module has computed",
         kinds=("no_gradient",),
         cells=(

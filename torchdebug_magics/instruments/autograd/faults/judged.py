@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.autograd.faults import (
     wasted_parts,
     zero_gradients,
 )
-from torchdebug_magics.instruments.autograd.faults.data import overwritten_inputs, unread
+from torchdebug_magics.instruments.autograd.faults.data import misused, overwritten_inputs, unread
 from torchdebug_magics.instruments.autograd.faults.data.counted import miscounted
 from torchdebug_magics.instruments.autograd.faults.data.leaking_batch import predicted_leak
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts, WatchedTraining
@@ -38,9 +38,11 @@ _ORDER: tuple[Kind, ...] = (
     "no_batches", "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction",
     "driven_value", "wasted_term", "repeated_samples", "mixed_derivatives", "dropped_result", "grad_disabled", "stale_optimizer",
     "no_gradient", "zeroed_before_step", "stepped_without_backward", "never_stepped", "not_in_optimizer", "shared_memory", "leaking_batch",
-    "known_answer", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics", "eval_in_train_mode",
+    "known_answer", "turned_mask", "double_softmax", "loss_input", "never_zeroed", "train_in_eval_mode", "frozen_statistics",
+    "eval_in_train_mode",
     "evaluated_on_bytes", "sorted_batches", "unread_batches", "compared_scores", "miscounted", "frozen_in_vain", "contradicting_labels",
-    "evaluated_on_training", "unlike_reductions", "overwritten_input", "never_loaded", "no_activation",
+    "evaluated_on_training", "unlike_reductions", "overwritten_input", "never_loaded", "used_up", "refitted",
+    "no_activation",
 )  # fmt: skip
 LASTING: frozenset[Kind] = frozenset({
     "remade", "stale_value", "wrong_backward", "broadcast", "scrambled", "one_row", "other_axis", "early_reduction", "driven_value",
@@ -302,5 +304,5 @@ _FAULTS: tuple[Callable[[TrainingFacts], Iterable[AutogradFinding]], ...] = (
     modes.trained_in_eval_mode, modes.evaluated_in_training_mode, modes.dropped_in_evaluation, loss_terms.unlike_reductions,
     modes.evaluated_on_bytes, modes.frozen_statistics, wasted_parts.wasted_terms, wasted_parts.dropped_sums, wasted_parts.linear_chains,
     wasted_parts.dropped_results, overwritten_inputs.overwritten_inputs, unread.unreached_updates, unread.unread_checkpoints,
-    unread.unread_evaluation_data,
+    unread.unread_evaluation_data, misused.misuses,
 )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from torchdebug_magics.format import listed, number, plural
 from torchdebug_magics.instruments.autograd.faults.data.seen_samples import FOR_EVALUATION
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
+from torchdebug_magics.instruments.autograd.graph_recorder import RootCall
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
 from torchdebug_magics.instruments.autograd.source_readings import code_at, edited, finding, loop_around, statement_at
 from torchdebug_magics.instruments.autograd.tape import Backward, OptimizerStep, RecordedOp, Tape, walk
@@ -139,15 +140,25 @@ def trained_in_eval_mode(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         for root, seen in calls if passed else ():
             of_root = [ops[index] for index in sorted(passed[-1].ops) if index in ops and ops[index].root == root]
             if seen.parameters & step.parameters and of_root and not any(op.training for op in of_root):
-                yield _updated_in_evaluation(seen.name, step, passed[-1]) or finding(
-                    "train_in_eval_mode",
-                    f"`{seen.name}` is trained in evaluation mode",
-                    call_line(of_root[0]),
-                    f"call `{seen.name}.train()` before the loop",
-                    explanation="Dropout is off and BatchNorm uses its running statistics: " + listed(seen.modes),
-                    is_hint=True,
+                yield _updated_in_evaluation(seen.name, step, passed[-1]) or _trained_in_evaluation(
+                    facts, root, seen, call_line(of_root[0])
                 )
                 return
+
+
+def _trained_in_evaluation(facts: TrainingFacts, root: int, seen: RootCall, where: Location | None) -> AutogradFinding:
+    """Of a model that was in training mode before, nothing has switched it back; of any other it may be meant."""
+    had_been = any(key == root and training for key, _, training in facts.watched.recorder.root_calls)
+    loop = loop_around(where)
+    return finding(
+        "train_in_eval_mode",
+        f"`{seen.name}` is trained in evaluation mode",
+        where,
+        f"call `{seen.name}.train()` before the loop",
+        edits=edited(where, f"{seen.name}.train()", "before", loop) if had_been and loop is not None else (),
+        explanation="Dropout is off and BatchNorm uses its running statistics: " + listed(seen.modes),
+        is_hint=True,
+    )
 
 
 def _updated_in_evaluation(model: str, step: OptimizerStep, backward: Backward) -> AutogradFinding | None:

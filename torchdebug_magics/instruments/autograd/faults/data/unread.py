@@ -67,7 +67,7 @@ def uncalled_methods(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """Statements of a training that name a method and do not call it: ``loss.backward``."""
     ran = _files(facts) if facts.course.backwards or facts.course.steps else set()
     variables = dict(user_names(sys._getframe())) if ran else {}
-    for cell in (cell for cell in _sources(facts) if cell.where.file in ran):
+    for cell in (cell for cell in sources_of(facts) if cell.where.file in ran):
         probing = {id(node) for attempt in nodes(ast.Try, cell.tree) for part in attempt.body for node in ast.walk(part)}
         never = {id(node) for test in nodes(ast.If, cell.tree) if isinstance(test.test, ast.Constant) for node in ast.walk(test)}
         for statement in sorted(nodes(ast.Expr, cell.tree), key=lambda node: node.lineno):
@@ -92,7 +92,7 @@ def unreached_updates(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     if facts.course.backwards or facts.course.steps or not facts.tape.ops:
         return
     values = dict(user_names(sys._getframe()))
-    sources = _sources(facts)
+    sources = sources_of(facts)
     trees = [cell.tree for cell in sources]
     for cell, _ in running_cell():
         for guard in nodes(ast.If, cell.tree):
@@ -169,7 +169,7 @@ def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     variables = [(name, value) for name, value in user_names(sys._getframe()) if name.isidentifier()]
     called_models = {id(root()) for seen in facts.watched.recorder.root_calls.values() if (root := seen.root) is not None}
     models = [(name, value) for name, value in variables if isinstance(value, torch.nn.Module) and id(value) in called_models]
-    files = _sources(facts) if models else []
+    files = sources_of(facts) if models else []
     reads = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
     loaded = {ast.unparse(call.func) for cell in files for call in nodes(ast.Call, cell.tree)}
     for (name, value), (model_name, model) in product(variables if files else (), models):
@@ -195,7 +195,7 @@ def unread_checkpoints(facts: TrainingFacts) -> Iterator[AutogradFinding]:
             return
 
 
-def _sources(facts: TrainingFacts) -> list[Source]:
+def sources_of(facts: TrainingFacts) -> list[Source]:
     """The cells, the latest first, and the files of what was recorded."""
     known = list(cells())
     files = sorted(_files(facts) - {cell.where.file for cell in known})
@@ -239,7 +239,7 @@ def unread_evaluation_data(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """A result that is named after an evaluation and computed of the training data, where nothing reads the data for evaluation."""
     if not facts.course.steps_count:
         return
-    files, ran = _sources(facts), _files(facts)
+    files, ran = sources_of(facts), _files(facts)
     scopes = [[(cell, node) for cell in files for node in own_nodes(cell.tree)]]
     scopes += [[(cell, node) for node in own_nodes(function)] for cell in files for function in nodes(FUNCTIONS, cell.tree)]
     read_in_cells = {node.id for cell in files for node in nodes(ast.Name, cell.tree) if isinstance(node.ctx, ast.Load)}
