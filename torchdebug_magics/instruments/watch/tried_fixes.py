@@ -37,6 +37,8 @@ _FEW, _AS_FIRST, _AS_LAST = 8, 0.5, 0.2
 """Steps that tell anything; how far the first and the last loss of a trial may be from those of the cell, as a share of them."""
 _DIVERGED = 10.0
 """Times the first loss, above which a training diverges, wherever it began."""
+_THROWN = 3.0
+"""Times its mean, above which a loss is thrown up once."""
 _LOWER, _FALLEN, _MUCH_LOWER = 0.8, 0.9, 0.7
 """What a change may leave of the loss that the training as written comes to, of the loss that it begins with, and of what an earlier
 change comes to, to be better."""
@@ -189,9 +191,11 @@ def _is_like(as_written: Run, report: Any) -> bool:
     both_diverge = not (last <= _DIVERGED * abs(first) or _last(again) <= _DIVERGED * abs(again[0]))
     if abs(again[0] - first) > _AS_FIRST * abs(first):
         return both_diverge  # from other weights, which large inputs multiply
-    if not last <= first:  # it diverges, or is thrown about
+    steps = [abs(later - earlier) for earlier, later in pairwise(own)]
+    scatter = statistics.fmean(steps) if steps and all(map(math.isfinite, steps)) else 0.0
+    if not last <= first + scatter:  # it diverges, or is thrown about
         return not _last(again) < _FALLEN * again[0]
-    return abs(_last(again) - last) <= _AS_LAST * abs(last)
+    return abs(_last(again) - last) <= _AS_LAST * abs(last) + scatter
 
 
 def _helps(run: Run, as_written: Run, *, keeps_loss: bool = False) -> bool:
@@ -199,6 +203,9 @@ def _helps(run: Run, as_written: Run, *, keeps_loss: bool = False) -> bool:
     if run.error or len(run.losses) < len(as_written.losses) // 2 or not all(map(math.isfinite, run.losses)):
         return False
     first, last = _first(run.losses), _last(run.losses)
+    level = statistics.fmean(as_written.losses) if keeps_loss and all(map(math.isfinite, as_written.losses)) else 0.0
+    if max(as_written.losses) < _THROWN * level:  # where the first loss was low by chance
+        first = max(first, level)
     scale = run.losses[0] / as_written.losses[0] if as_written.losses[0] and not keeps_loss else 1.0
     other = _last(as_written.losses[: len(run.losses)]) * scale
     return 0 <= last < _FALLEN * first and (not math.isfinite(other) or last < _LOWER * other)

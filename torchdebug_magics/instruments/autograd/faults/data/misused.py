@@ -6,18 +6,22 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import torch
 
 from torchdebug_magics.instruments.autograd.faults.data.unread import sources_of
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
-from torchdebug_magics.instruments.autograd.source_readings import finding
+from torchdebug_magics.instruments.autograd.source_readings import edited, finding, statement_at
+from torchdebug_magics.instruments.autograd.tape import RecordedOp
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import user_names
 from torchdebug_magics.probing.source.edited_source import Source, exchanging, running_cell
 from torchdebug_magics.probing.source.syntax import (
     FUNCTIONS,
+    as_atom,
+    blocks,
     bound_names,
     called,
     expression,
@@ -28,6 +32,7 @@ from torchdebug_magics.probing.source.syntax import (
     targets_of,
 )
 from torchdebug_magics.probing.source.user_code import location
+from torchdebug_magics.report import Edit
 
 _ITERATORS = frozenset({"zip", "map", "filter", "enumerate", "iter", "reversed"})
 _PADDING = re.compile(r"\w*pad(_?(id|idx|index|token|tok)\w*)?", re.IGNORECASE)
@@ -38,10 +43,49 @@ def misuses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     """All of them, in the cells and files that ran."""
     cells = sources_of(facts)
     values = dict(user_names(sys._getframe()))
+    yield from _compared_values(facts)
     yield from _used_up(cells)
+    yield from _overwritten_sums(cells)
     yield from _turned_masks(cells)
     yield from _fitted_anew(cells, values)
     yield from _loaded_itself(cells, values)
+
+
+def _compared_values(facts: TrainingFacts) -> Iterator[AutogradFinding]:
+    """The largest scores, in the place of their indices, compared with classes: they are never equal."""
+    for op in facts.tape.ops:
+        scores = [use for use in op.reads if use.can_have_grad] if op.name == "eq" and len(op.reads) > 1 else []
+        maker = facts.tape.maker(scores[0]) if len(scores) == 1 else None
+        if maker is None or maker.name != "max" or len(maker.makes) < 2 or maker.makes[0].memory != scores[0].memory:  # noqa: PLR2004
+            continue
+        statement = statement_at(maker.where)
+        for node in nodes(ast.Subscript, statement):
+            if called(node.value) == "max" and ast.unparse(node.slice) == "0":
+                edits = exchanging(maker.where, node, ast.Subscript(node.value, ast.Constant(1), ast.Load()))
+                yield _values_finding(maker, edits)
+                return
+        for attribute in nodes(ast.Attribute, statement):
+            if called(attribute.value) == "max" and attribute.attr == "values":
+                edits = exchanging(maker.where, attribute, ast.Attribute(attribute.value, "indices", ast.Load()))
+                yield _values_finding(maker, edits)
+                return
+        match statement:
+            case ast.Assign([ast.Tuple([ast.Name(first), ast.Name(second)])], value):
+                edits = edited(maker.where, f"{second}, {first} = {ast.unparse(value)}")
+                yield _values_finding(maker, edits)
+                return
+
+
+def _values_finding(maker: RecordedOp, edits: tuple[Edit, ...]) -> AutogradFinding:
+    return finding(
+        "compared_scores",
+        "the largest scores are compared with classes, and not their indices",
+        maker.where,
+        "compare the indices, the second result of `max`",
+        edits=edits,
+        op="max",
+        explanation="`torch.max(scores, dim)` returns values and indices: a class is an index",
+    )
 
 
 def _used_up(cells: list[Source]) -> Iterator[AutogradFinding]:
@@ -65,6 +109,35 @@ def _used_up(cells: list[Source]) -> Iterator[AutogradFinding]:
                         edits=edits,
                         fix=f"run `{cell.text(made[0])}` inside the outer loop",
                         explanation="an iterator gives each of its items once",
+                    )
+                    return
+
+
+def _overwritten_sums(cells: list[Source]) -> Iterator[AutogradFinding]:
+    """A loss that begins with 0, and that each round of a loop gives another value: the last one alone is differentiated."""
+    for cell in cells:
+        for block in (block for node in ast.walk(cell.tree) for block in blocks(node)):
+            for begin, loop in pairwise(block):
+                value = begin.value if isinstance(begin, ast.Assign) else None
+                name = (
+                    last_name(begin.targets[0])
+                    if isinstance(begin, ast.Assign) and isinstance(value, ast.Constant) and value.value == 0
+                    else ""
+                )
+                later = block[block.index(loop) + 1 :]
+                is_differentiated = any(ast.unparse(call.func) == f"{name}.backward" for call in nodes(ast.Call, *later))
+                sums = [node for node in nodes((ast.Assign, ast.AugAssign), loop) if name in map(last_name, targets_of(node))]
+                if not name or not isinstance(loop, ast.For) or not is_differentiated or len(sums) != 1 or sums[0] not in loop.body:
+                    continue
+                if isinstance(sums[0], ast.Assign) and name not in names_in(sums[0].value):
+                    text = f"{name} = {name} + {as_atom(sums[0].value)}"
+                    yield finding(
+                        "dropped_result",
+                        f"`{name}` is overwritten in each round: the last one alone counts",
+                        location(cell.where.file, sums[0].lineno, "<module>"),
+                        edits=(cell.replacing(sums[0], text),),
+                        tensor=name,
+                        explanation=f"`{cell.text(begin)}` before the loop begins a sum, which nothing adds up",
                     )
                     return
 
