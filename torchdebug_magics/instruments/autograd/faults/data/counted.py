@@ -90,7 +90,8 @@ class _Pass(NamedTuple):
             return "samples" if names_in(counted) & self.batch else ""
         if (inner := _converted(value)) is not None:
             return self.unit(inner, depth)
-        is_share = called(value) == "mean" and _compares(value)
+        is_loss = isinstance(value, ast.Call) and not self.losses.isdisjoint(range(value.lineno, (value.end_lineno or 0) + 1))
+        is_share = is_loss or (called(value) == "mean" and _compares(value))
         if called(value) == "sum" and _compares(value):
             return "samples"
         return "batches" if is_share or (isinstance(value, ast.Constant) and value.value == 1) else ""
