@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -146,7 +147,11 @@ class GradProbe:
         with self._lock:
             histories = self._record.histories
             if known is None and same is None and len(histories) < MOST_OPTIMIZERS:
-                histories.append(GradientHistory(self._record, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__))
+                histories.append(
+                    GradientHistory(
+                        self._record, variable_of(optimizer) or "optimizer", line, type(optimizer).__name__, weakref.ref(optimizer)
+                    )
+                )
             history = known.history if known is not None else same or histories[-1]
             watch = OptimizerWatch(optimizer, parameters, self._record.series_of(parameters, history), history)
         self._watches[id(optimizer)] = watch

@@ -137,6 +137,8 @@ class GradientHistory:
     line: Line | None
     kind: str = ""
     """Its class."""
+    optimizer: Callable[[], torch.optim.Optimizer | None] = lambda: None
+    """A weak reference to it."""
     parameters: dict[int, ParameterSteps] = field(default_factory=dict)
     """All that it holds, by their ids."""
     last: StepEvents = field(default_factory=StepEvents)

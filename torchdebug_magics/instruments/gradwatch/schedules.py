@@ -29,11 +29,12 @@ from torchdebug_magics.probing.source.syntax import (
     loops_around,
     method,
     nodes,
+    targets_of,
     tree_of,
 )
 from torchdebug_magics.report import Edit, Location
 
-_HORIZONS = {"OneCycleLR": "total_steps", "CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
+_HORIZONS = {"OneCycleLR": "total_steps", "CosineAnnealingLR": "T_max"}
 """The attribute that says in how many steps a schedule comes to its end."""
 _LEAST_STEPS, _LEAST_RATIO = 20, 3
 _NEAR = 0.02
@@ -77,19 +78,20 @@ def _renamed(part: ast.expr, old: str, new: str) -> ast.expr:
 
 def mistimed(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
     """Of a training that is over: schedules that are too long or too short for it, and one that does not know that it goes on."""
-    trained = [history for history in histories if history.is_scheduled and history.steps]
-    for scheduler in live(schedulers.LRScheduler) if trained else ():
-        history = next((each for each in trained if each.kind == type(scheduler.optimizer).__name__ and _is_of(each, scheduler)), None)
-        if history is not None:
+    trained = {
+        id(optimizer): each for each in histories if each.is_scheduled and each.steps and (optimizer := each.optimizer()) is not None
+    }
+    known = live(schedulers.LRScheduler) if trained else []
+    held = {id(part) for scheduler in known for part in getattr(scheduler, "_schedulers", ())}
+    for scheduler in known:
+        history = trained.get(id(scheduler.optimizer))
+        is_alone = id(scheduler) not in held and sum(other.optimizer is scheduler.optimizer for other in known) == 1
+        if history is not None and is_alone:
             schedule = _Schedule(_name_of(history, scheduler), scheduler, history)
             found = _resumed(schedule) or _in_other_rhythm(schedule) or _rising(schedule)
             if found is not None:
                 yield found
                 return
-
-
-def _is_of(history: GradientHistory, scheduler: schedulers.LRScheduler) -> bool:
-    return any(id(parameter) in history.parameters for group in scheduler.optimizer.param_groups for parameter in group["params"])
 
 
 def _name_of(history: GradientHistory, scheduler: schedulers.LRScheduler) -> str:
@@ -102,7 +104,7 @@ def _name_of(history: GradientHistory, scheduler: schedulers.LRScheduler) -> str
 
 
 def _in_other_rhythm(schedule: _Schedule) -> GradFinding | None:
-    """A schedule that was made for as many steps as there were updates, and steps once an epoch; or the other way round."""
+    """A schedule that was made for all updates, and steps once an epoch; or for all epochs, and steps at each update."""
     name, scheduler, history = schedule
     length, count, updates = (
         getattr(scheduler, _HORIZONS.get(type(scheduler).__name__, ""), None),
@@ -110,17 +112,21 @@ def _in_other_rhythm(schedule: _Schedule) -> GradFinding | None:
         history.steps_count,
     )
     line = next((place for place, call in _steps(history) if dotted(call.func) == f"{name}.step"), None)
-    if not isinstance(length, int) or line is None or updates < _LEAST_STEPS or count < 1:
+    made = next((call for _, call in made_as(history.file, name.rpartition(".")[2], type(scheduler).__name__)), None)
+    if not isinstance(length, int) or line is None or made is None or updates < _LEAST_STEPS or count < 1:
         return None
-    is_slow = abs(length - updates) <= _NEAR * updates and count * _LEAST_RATIO <= updates
     loops = loops_around(tree_of(line.file), line.line)
-    is_fast = abs(count - updates) <= _NEAR * updates and length * _LEAST_RATIO <= count and len(loops) > 1
-    if not is_slow and not is_fast:
+    ranges = [loop.iter for loop in loops[:1] if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)]
+    rounds = [ast.unparse(each.args[-1]) for each in ranges if called(each) == "range" and each.args]
+    given = [ast.unparse(value) for value in (*made.args, *(option.value for option in made.keywords))]
+    is_slow = abs(length - updates) <= _NEAR * updates and count * _LEAST_RATIO <= updates and any("len(" in text for text in given)
+    is_fast = abs(count - updates) <= _NEAR * updates and length * _LEAST_RATIO <= count and len(loops) > 1 and rounds[:1] == given[1:2]
+    if not is_slow and not (is_fast and isinstance(scheduler, schedulers.CosineAnnealingLR)):
         return None
     headline = f"`{name}` is made for {length:,} steps, and makes {count:,}"
-    if is_fast:
+    if not is_slow:
         fix, edits = f"move `{name}.step()` out of the loop over batches: it is meant once an epoch", _moved_out(line)
-        why = f"the learning rate comes to its end after {length:,} of {updates:,} updates, and continues from there"
+        why = f"the learning rate comes to its end after {length:,} of {updates:,} updates, and rises again"
     else:
         fix, edits = f"move `{name}.step()` into the loop over batches, after `{history.name}.step()`", _moved_to(line, history.line)
         why = f"its length is the number of updates, {updates:,}, of which it sees one in {round(updates / count):,}"
@@ -142,7 +148,13 @@ def _moved_out(line: Location) -> tuple[Edit, ...]:
     """The statement behind the innermost loop around it."""
     source = _source_at(line)
     loops = [] if source is None else loops_around(source.tree, source.line)
-    if source is None or source.statement is None or not loops or source.statement not in loops[-1].body[1:]:
+    if (
+        source is None
+        or source.statement is None
+        or not loops
+        or source.statement not in loops[-1].body[1:]
+        or not source.is_alone(source.statement)
+    ):
         return ()
     return source.merged((source.replacing(source.statement, ""), source.after(loops[-1], source.text(source.statement))))
 
@@ -154,6 +166,8 @@ def _moved_to(line: Location, update: object) -> tuple[Edit, ...]:
     if source is None or source.statement is None or where is None or where.file != line.file or len(source.block_of(source.statement)) < 2:  # noqa: PLR2004
         return ()
     at_update = source.at(where.line)
+    if at_update is None or not source.is_alone(at_update) or not source.is_alone(source.statement):
+        return ()
     return (
         ()
         if at_update is None
@@ -169,8 +183,9 @@ def _source_at(where: Location) -> Source | None:
 def _rising(schedule: _Schedule) -> GradFinding | None:
     """A linear schedule that raises the learning rate in all steps of the training."""
     name, scheduler, history = schedule
-    if not isinstance(scheduler, schedulers.LinearLR) or not _LEAST_STEPS <= scheduler.last_epoch <= scheduler.total_iters:
-        return None
+    is_whole = isinstance(scheduler, schedulers.LinearLR) and scheduler.last_epoch == scheduler.total_iters >= _LEAST_STEPS
+    if not is_whole or not isinstance(scheduler, schedulers.LinearLR) or "warm" in name.lower():
+        return None  # a warm-up rises, too, and is a part of a training
     first, last = scheduler.start_factor, scheduler.end_factor
     rates = [group["lr"] for group in scheduler.optimizer.param_groups]
     if not first < last or len({*rates}) != 1:
@@ -188,7 +203,7 @@ def _rising(schedule: _Schedule) -> GradFinding | None:
         new.keywords = [ast.keyword(arg, value) for arg, value in options.items() if value is not None]
         begin = rates[0] / (first + (last - first) * scheduler.last_epoch / scheduler.total_iters) * first
         headline = f"`{name}` raises the learning rate in all {scheduler.last_epoch:,} steps, from {number(begin)} to {number(rates[0])}"
-        fix = f"to lower it, write `{ast.unparse(new)}`; as a warm-up, give it fewer `total_iters`"
+        fix = f"to lower it, write `{ast.unparse(new)}`; as a warm-up, give it fewer steps"
         return _finding(history, where, fix, headline, "`LinearLR` goes from `start_factor` to `end_factor`", exchanging(where, call, new))
     return None
 
@@ -202,8 +217,7 @@ def _resumed(schedule: _Schedule) -> GradFinding | None:
     if all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(expected, rates, strict=True)):
         return None
     own = [(where, statement) for where, statement in statements(history.file)]
-    if any(last_name(getattr(target, "slice", None)) == "lr" or "'lr'" in ast.unparse(target) for _, statement in own
-           for target in getattr(statement, "targets", ())):  # fmt: skip
+    if any("'lr'" in ast.unparse(target) for _, statement in own for target in targets_of(statement)):
         return None  # it is set by hand
     loads = [(where, call) for where, statement in own for call in nodes(ast.Call, statement) if method(call) == "load_state_dict"]
     owners = [(where, call, dotted(call.func).rpartition(".")[0]) for where, call in loads]
@@ -211,6 +225,9 @@ def _resumed(schedule: _Schedule) -> GradFinding | None:
     if not of_optimizer or any(_is_named(owner, name) for _, _, owner in owners):
         return None
     where, load, owner = of_optimizer[0]
+    functions = {node.name for node in enclosing(tree_of(where.file), where.line) if isinstance(node, FUNCTIONS)}
+    if functions and not functions & {called(call) for _, statement in own for call in nodes(ast.Call, statement)}:
+        return None  # nothing calls it
     saved = [(place, node) for place, statement in own for node in nodes(ast.Dict, statement)
              if any(f"{owner}.state_dict()" == ast.unparse(value) for value in node.values)]  # fmt: skip
     key = ast.Constant("scheduler")
@@ -223,9 +240,9 @@ def _resumed(schedule: _Schedule) -> GradFinding | None:
         whole = ast.Dict([*table.keys, key], [*table.values, ast.parse(f"{here}.state_dict()", mode="eval").body])
         source = _source_at(where)
         loading = f"{here}.load_state_dict({ast.unparse(ast.Subscript(argument.value, key))})"
-        if source is not None and source.statement is not None:
+        if source is not None and source.statement is not None and source.is_alone(source.statement):
             edits = (*exchanging(place, table, whole), source.after(source.statement, loading))
-            fix = f"add `{ast.unparse(key)}: {here}.state_dict()` to the checkpoint, and `{loading}` after `{ast.unparse(load)}`"
+            fix = f"put `{here}.state_dict()` into the checkpoint as well, and run `{loading}` after `{ast.unparse(load)}`"
     headline = f"`{name}` counts from 0 again, where `{owner}` continues from a checkpoint"
     why = f"after {scheduler.last_epoch:,} steps, its learning rate would be {number(expected[0])}, and is {number(rates[0])}"
     return _finding(history, where, fix, headline, why, edits if len(edits) > 1 else ())

@@ -404,9 +404,10 @@ for x, y in batches(10):
         text="""
 net = mlp(16, 32, 4)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, steps_per_epoch=10, epochs=6)
+loader = list(batches(10))
+schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, steps_per_epoch=len(loader), epochs=6)
 for epoch in range(6):
-    for x, y in batches(10):
+    for x, y in loader:
         opt.zero_grad()
         F.cross_entropy(net(x), y).backward()
         opt.step()

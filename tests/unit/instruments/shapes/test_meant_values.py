@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "nn.Sequential(nn.Flatten(), nn.Linear(4, 2))",
         "`nn.Flatten` is a",
     ),
-    "function for a module": ("m = nn.Sequential(nn.Linear(4, 2), F.relu)", "torch.nn.ReLU()", "`F.relu` is a function"),
+    "function for a module": ("m = nn.Sequential(nn.Linear(4, 2), F.relu)", "nn.ReLU()", "`F.relu` is a function"),
     "list of modules": (
         "m = nn.Sequential([nn.Linear(4, 4), nn.ReLU()])",
         "m = nn.Sequential(nn.Linear(4, 4), nn.ReLU())",

@@ -235,9 +235,14 @@ def _custom_function(raised: Raised) -> AutogradFinding:
     name = named[1] if named is not None else "the function"
     headline, fix = f"`{name}.backward`: {message.splitlines()[0]}", "return one gradient, or None, for each input of forward"
     returned = next((node.value for node in nodes(ast.Return, statement_at(where)) if node.value is not None), None)
+    inputs, saved = _inputs_of(
+        next((kind for kind in _subclasses(torch.autograd.Function) if named is not None and kind.__name__ == named[1]), None)
+    )
     values, meant = list(returned.elts) if isinstance(returned, ast.Tuple) else [returned], list[Any]()
     if counts is not None:
-        meant = [*values, *([ast.Constant(None)] * int(counts[1]))][: int(counts[1])] if len(values) == int(counts[2]) else []
+        lacking = [argument not in saved for argument in inputs[len(values) :]]
+        is_padded = len(values) == int(counts[2]) < int(counts[1]) == len(inputs) and all(lacking)
+        meant = [*values, *([ast.Constant(None)] * len(lacking))] if is_padded else []
         headline = f"`{name}.backward` returns {plural(int(counts[2]), 'gradient')}, but `forward` takes {plural(int(counts[1]), 'input')}"
         fix = f"return {plural(int(counts[1]), 'value')} from `{name}.backward`, one for each input; `None` where there is no gradient"
     elif shapes is not None:
@@ -246,11 +251,24 @@ def _custom_function(raised: Raised) -> AutogradFinding:
     elif "different than None" in message:
         headline = f"`{name}.backward` returns a gradient for an input that is not a tensor"
         fix = f"return `None` at position {place[1]}" if place else "return `None` for that input"
-        meant = [ast.Constant(None) if place and at == int(place[1]) else value for at, value in enumerate(values, 1)]
+        wrong = int(place[1]) - 1 if place else len(values)
+        none = next((at for at, value in enumerate(values) if isinstance(value, ast.Constant) and value.value is None), wrong)
+        if wrong < len(values) == len(inputs) and (none != wrong or inputs[wrong] not in saved):
+            meant = list(values)
+            meant[none], meant[wrong] = (values[wrong], values[none]) if none != wrong else (ast.Constant(None),) * 2
     edits = exchanging(where, returned, ast.Tuple(meant)) if returned is not None and len(meant) > 1 else ()
     fix = f"`{edits[0].new}`" if edits else fix
     first_backward_at = raised.here if where != raised.here else None
     return raised.finding(headline, fix, where, op=name, first_backward_at=first_backward_at, edits=edits)
+
+
+def _inputs_of(kind: Any) -> tuple[list[str], set[str]]:
+    """The names of what the forward of a function is given, and those of them that it saves for backward, which are tensors."""
+    forward = getattr(getattr(kind, "forward", None), "__code__", None)
+    function = None if forward is None else function_node(forward)
+    names = [argument.arg for argument in function.args.args[1:]] if isinstance(function, ast.FunctionDef) else []
+    saving = [call for call in nodes(ast.Call, function) if called(call) == "save_for_backward"]
+    return names, {ast.unparse(part) for call in saving for part in call.args}
 
 
 def _subclasses(kind: type) -> Iterator[type]:

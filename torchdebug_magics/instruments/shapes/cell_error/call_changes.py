@@ -37,7 +37,7 @@ _OPTION = re.compile(r"\b([a-z]\w+)`?\s*(?:=|\bset to\b)\s*`?(True|False)\b")
 _OF_TRUST = frozenset({"weights_only", "allow_pickle"})
 """Options that let a file run code: what they do is not tried."""
 _DIVIDES = re.compile(r"divi|multiple", re.IGNORECASE)
-_PICTURE, _COLORS = 3, frozenset({3, 4})
+_PICTURE, _COLORS = 3, 3
 """Dimensions, and channels."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -155,10 +155,16 @@ class CallChanges:
         value, text = self._value(first), ast.unparse(first)
         if called(failing) == "imshow" and isinstance(value, torch.Tensor | np.ndarray) and value.ndim == _PICTURE:
             turned = f".{'permute' if isinstance(value, torch.Tensor) else 'transpose'}(1, 2, 0)"
-            turned = "[0]" if value.shape[0] == 1 else turned if value.shape[0] in _COLORS else ""
+            turned = "[0]" if value.shape[0] == 1 else turned if value.shape[0] == _COLORS else ""
             sentence = f"`{text}` is a picture of {' x '.join(map(str, value.shape))}, and `imshow` expects the channels last"
             yield from [self._change(first, expression(f"{as_atom(first)}{turned}"), sentence)] if turned else []
-        if isinstance(kind, type) and issubclass(kind, torch.distributions.Distribution) and "parameter probs" in str(self._error):
+        is_score = isinstance(value, torch.Tensor) and value.is_floating_point() and bool((value < 0).any())
+        if (
+            is_score
+            and isinstance(kind, type)
+            and issubclass(kind, torch.distributions.Distribution)
+            and "parameter probs" in str(self._error)
+        ):
             new = ast.Call(failing.func, failing.args[1:], [ast.keyword("logits", first), *failing.keywords])
             yield self._change(failing, new, f"`{ast.unparse(failing.func)}` expects probabilities, and `{text}` are scores")
 
@@ -189,7 +195,8 @@ class CallChanges:
         match failing.args:
             case [whole, ast.List([*first, last]), *_] if first:
                 size, lengths = self._value(whole), [self._value(each) for each in (*first, last)]
-                if hasattr(size, "__len__") and all(type(each) is int for each in lengths) and sum(lengths) != len(size):
+                is_near = called(failing) == "random_split" and hasattr(size, "__len__") and all(type(each) is int for each in lengths)
+                if is_near and 0 < abs(len(size) - sum(lengths)) < len(lengths):  # each share was rounded
                     rest = expression(" - ".join([f"len({ast.unparse(whole)})", *map(ast.unparse, first)]))
                     sentence = f"the lengths of `{ast.unparse(failing.args[1])}` add up to {sum(lengths):,} of {len(size):,}"
                     yield self._change(last, rest, sentence)
@@ -200,10 +207,10 @@ class CallChanges:
             sides = [(side, self._value(side)) for side in (test.left, *test.comparators)]
             tensors = [value for _, value in sides if isinstance(value, torch.Tensor)]
             for side, value in sides:
-                like = [at for at, part in enumerate(value) if _is_like(part, *tensors)] if isinstance(value, tuple) else []
+                is_of_max = isinstance(value, tuple) and hasattr(value, "indices")
+                like = [at for at, part in enumerate(value) if _is_like(part, *tensors)] if is_of_max else []
                 for at in like if len(like) == 1 else ():
-                    field = next((name for name in ("values", "indices") if getattr(value, name, None) is value[at]), "")
-                    part = f"{ast.unparse(side)}.{field}" if field else f"{ast.unparse(side)}[{at}]"
+                    part = f"{ast.unparse(side)}.{'values' if value.values is value[at] else 'indices'}"
                     sentence = f"`{ast.unparse(side)}` is a tuple: compared with a tensor, it gives one bool"
                     yield self._change(side, expression(part), sentence)
 

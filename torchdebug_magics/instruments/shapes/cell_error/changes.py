@@ -43,7 +43,7 @@ _MAKERS = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "Float
 """What makes one tensor or array of a list."""
 GIVEN_TENSORS = "`{}` is a class, and is given tensors as its options: make an instance, then call that"
 _MOST_KEYS = 10_000
-_UNKNOWN = re.compile(r"\W*(unk|unknown|oov)\W*", re.IGNORECASE)
+_UNKNOWN = re.compile(r"\W*(unk|oov)\W*", re.IGNORECASE)
 """What stands in a vocabulary for all words that are not in it."""
 _WRAPPED = ("module", "dataset", "_orig_mod")
 """The attributes in which a model or a dataset has the one that it wraps."""
@@ -100,10 +100,11 @@ class Changes(CallChanges):
         later = {node.id for node in nodes(ast.Name, *self._block.rest) if isinstance(node.ctx, ast.Load)}
         for at, part in enumerate(parts):
             taken = part.elts if isinstance(part, ast.Tuple) else []
-            is_tensor = isinstance(results, tuple) and isinstance(next(iter(results[at:]), None), torch.Tensor)
+            layer = self._value(value.func) if isinstance(value, ast.Call) else None
+            is_tensor = isinstance(layer, (torch.nn.GRU, torch.nn.RNN)) and isinstance(results, tuple)
             if taken and is_tensor and not {*map(ast.unparse, taken[1:])} & later:
                 whole: list[ast.expr] = [ast.Tuple([*parts[:at], taken[0], *parts[at + 1 :]], ast.Store())]
-                sentence = f"`{ast.unparse(value)}` returns a tensor where `{ast.unparse(part)}` takes {len(taken)}"
+                sentence = f"a {type(layer).__name__} has one state, where `{ast.unparse(part)}` takes {len(taken)}"
                 yield Change(ast.Assign(whole, value, lineno=self._statement.lineno), value, value, sentence)
 
     def without_run(self) -> Iterator[Change]:
@@ -221,7 +222,9 @@ class Changes(CallChanges):
         """A key that a mapping does not have: mistyped, or one of many of which another one stands for all that are unknown."""
         owner, key = self._value(failing.value), failing.slice.value if isinstance(failing.slice, ast.Constant) else None
         unknown = next((each for each in owner if isinstance(each, str) and _UNKNOWN.fullmatch(each)), "") if type(owner) is dict else ""
-        if unknown and key is None:
+        word = self._error.args[0] if self._error.args else None
+        is_word = isinstance(word, str) and len(word) > 1 and word.isalpha() and word.lower() not in owner if unknown else False
+        if is_word and key is None:
             text, sought = ast.unparse(failing.value), ast.unparse(failing.slice)
             sentence = f"`{text}` has no {self._error}, and {unknown!r} for what it does not have"
             yield self._change(failing, expression(f"{text}.get({sought}, {text}[{unknown!r}])"), sentence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.report import Edit
 
 _SHOWN = 4
+_FOR_EVALUATION = re.compile(r"(?:^|_)(?:test|val|valid|validation|eval|dev)(?:$|_|\d)")
 _BOXES = range(4, 8)
 """Numbers in a row of what describes one object each: a box, with or without its class."""
 _PICTURE = 3
@@ -106,7 +108,7 @@ def _no_numbers(error: BaseException, samples: list[Any], indices: Any, dataset:
 def _with_transform(dataset: Any, image: Any) -> tuple[Edit, ...]:
     """The call that makes the dataset, with what the image lacks: as another one of its class has it, or by the option's name."""
     kind: Any = type(dataset)
-    without = [name for name, value in getattr(dataset, "__dict__", {}).items() if value is None]
+    without = [name for name, value in getattr(dataset, "__dict__", {}).items() if value is None and "transform" in name]
     assigned = [(cell, node, node.value) for cell in cells() for node in nodes(ast.Assign, cell.tree)]
     calls = [(cell, node, call) for cell, node, call in assigned if isinstance(call, ast.Call) and called(call) == kind.__name__]
     own = variable_of(dataset)
@@ -114,10 +116,11 @@ def _with_transform(dataset: Any, image: Any) -> tuple[Edit, ...]:
     for name in without if len(mine) == 1 else ():
         others = [option.value for _, _, call in calls for option in call.keywords if option.arg == name]
         named = [ast.Name(variable) for variable, _ in user_variables() if name in variable]
-        for value in [*others, *named]:
+        is_evaluated = _FOR_EVALUATION.search(own or "") is not None  # it is given the transform for evaluation, where there is one
+        for value in sorted([*others, *named], key=lambda node: bool(_FOR_EVALUATION.search(ast.unparse(node))) != is_evaluated):
             made = dict(user_variables()).get(ast.unparse(value))
             cell, call = mine[0]
-            if callable(made) and _works(lambda batch, made=made: torch.stack([made(part) for part in batch]), [image]):  # type: ignore[misc]
+            if callable(made) and _works(lambda batch, made=made: torch.stack([copy.deepcopy(made)(part) for part in batch]), [image]):  # type: ignore[misc]
                 new = ast.Call(call.func, call.args, [*call.keywords, ast.keyword(name, value)])
                 return exchanging(location(cell.where.file, call.lineno, "<module>"), call, new)
     return ()

@@ -132,8 +132,7 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
         function = value_named(call.func, names)
         if option is not None and callable(function) and any(each.arg == option[1] for each in call.keywords):
             alike = [each for each in near_names(option[1], _options(function)) if all(each != other.arg for other in call.keywords)]
-            is_torchs = str(getattr(function, "__module__", "")).startswith("torch.optim")  # with what another one of them takes
-            if len(alike) > 1 or not (alike or is_torchs):
+            if len(alike) > 1 or not (alike or _is_of_another(option[1], function)):
                 return None
             others = [each for each in call.keywords if each.arg != option[1]]
             keywords = [ast.keyword(alike[0], each.value) if each.arg == option[1] else each for each in call.keywords] if alike else others
@@ -152,6 +151,13 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
             edits = exchanging(where, call, ast.Call(call.func, [expression(f"torch.load({file})")], call.keywords))
             return edited(error, f"`{file}` is the name of a file, which `torch.load` reads", edits)
     return None
+
+
+def _is_of_another(option: str, function: Any) -> bool:
+    """Whether it is an option that another optimizer has, or that schedulers had before PyTorch 2.7."""
+    optimizers = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)]
+    is_scheduler = isinstance(function, type) and issubclass(function, torch.optim.lr_scheduler.LRScheduler)
+    return (function in optimizers and any(option in _options(kind) for kind in optimizers)) or (is_scheduler and option == "verbose")
 
 
 def _options(function: Any) -> list[str]:

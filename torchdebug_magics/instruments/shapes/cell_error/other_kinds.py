@@ -46,7 +46,7 @@ def of_another_kind(error: BaseException) -> Failure | None:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
     if not frames:
         return None
-    if (batch := next(filter(None, (_batch_as_argument(error, *place) for place in frames)), None)) is not None:
+    if "dict" in str(error) and (batch := next(filter(None, (_batch_as_argument(error, *place) for place in frames)), None)) is not None:
         return batch
     if isinstance(error, AttributeError) and _NO_NUMBERS in str(error):
         return _read_out(error, *frames[-1])
@@ -62,7 +62,8 @@ def _batch_as_argument(error: BaseException, frame: FrameType, line: int) -> Fai
         model = _seen(call.func, [frame], {}) if len(call.args) == 1 else None
         batch = _seen(call.args[0], [frame], {}) if isinstance(model, torch.nn.Module) else None
         wanted = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
-        if isinstance(batch, dict | UserDict) and len(wanted) > 1 and batch and {*batch} <= {*wanted}:
+        is_inside = any(inner.f_locals.get("self") is model for inner, _ in traceback.walk_tb(error.__traceback__))
+        if is_inside and isinstance(batch, dict | UserDict) and len(wanted) > 1 and batch and {*batch} <= {*wanted}:
             new = ast.Call(call.func, [], [*call.keywords, ast.keyword(None, call.args[0])])
             edits = exchanging(location(frame.f_code.co_filename, line, frame.f_code.co_name), call, new)
             return edited(error, f"`{ast.unparse(call.args[0])}` is a dict of arguments, and is given as one of them", edits)
@@ -85,8 +86,11 @@ def _readers(names: set[str], function: ast.AST | None, line: int, depth: int = 
     functions = {called(call) for node in made for call in nodes(ast.Call, node.value)}
     for cell in cells():
         for inner in (node for node in nodes(FUNCTIONS, cell.tree) if node.name in functions):
-            simple = (node for node in nodes(ast.stmt, inner) if not hasattr(node, "body"))
-            yield from ((cell, node) for node in simple if any(_read_by(call) is not None for call in ast.walk(node)))
+            returned = {name for node in nodes(ast.Return, inner) for name in read_names(node)}
+            giving = (
+                node for node in nodes((ast.Assign, ast.Return), inner) if isinstance(node, ast.Return) or bound_names(node) & returned
+            )
+            yield from ((cell, node) for node in giving if any(_read_by(call) is not None for call in ast.walk(node)))
     read = {name for node in made for name in read_names(node.value)} - names
     if read and depth < _DEEPEST:
         yield from _readers(read, function, line, depth + 1)
@@ -109,7 +113,8 @@ def _function_for_module(error: BaseException, frame: FrameType) -> Failure | No
     for node in nodes((ast.Attribute, ast.Name), function):
         value = value_of(node, frame, local_values(frame)) if node not in heads and isinstance(node.ctx, ast.Load) else MISSING
         meant = next((each for each in meanings(value) if "module is expected" in each.sentence), None) if callable(value) else None
-        if meant is not None and not isinstance(value, type):
+        name = str(error).partition(" is not a Module")[0].rpartition(".")[2]
+        if meant is not None and not isinstance(value, type) and getattr(value, "__name__", "") == name:
             code = meant.code.replace("torch.nn.", "nn.") if frame.f_globals.get("nn") is torch.nn else meant.code
             return edited(
                 error, f"`{ast.unparse(node)}` {meant.sentence}", exchanging(location(file, node.lineno, ""), node, expression(code))
@@ -125,6 +130,8 @@ def _too_few_steps(error: BaseException, frames: list[FrameType], count: int) ->
             owners = [node.value for node in nodes(ast.Attribute, division.right) if node.attr == "batch_size"]
             is_of_length = isinstance(division.op, ast.FloorDiv) and called(division.left) == "len"
             named = [each for each in owners if is_of_length and isinstance(_seen(each, frames, values), DataLoader)]
+            if not _gives_the_steps(division, cell):
+                continue
             loaders = named or [ast.Name(name) for name, value in values.items() if is_of_length and isinstance(value, DataLoader)]
             for owner in loaders if len(loaders) == 1 else ():
                 loader = _seen(owner, frames, values)
@@ -135,6 +142,14 @@ def _too_few_steps(error: BaseException, frames: list[FrameType], count: int) ->
                 what = f"`{ast.unparse(owner)}` gives {len(loader)} batches, and `{ast.unparse(division)}` leaves the last one out"
                 return edited(error, what, exchanging(where, division, meant))
     return None
+
+
+def _gives_the_steps(division: ast.BinOp, cell: Source) -> bool:
+    """Whether the number is an argument of the schedule, by itself or by its variable."""
+    made = [node for node in nodes(ast.Assign, cell.tree) if any(part is division for part in ast.walk(node.value))]
+    names = bound_names(*made) if made else set[str]()
+    calls = [call for place in cells() for call in nodes(ast.Call, place.tree) if called(call) == "OneCycleLR"]
+    return any(read_names(call) & names or any(part is division for part in ast.walk(call)) for call in calls)
 
 
 def _seen(node: ast.expr, frames: list[FrameType], values: dict[str, Any]) -> Any:

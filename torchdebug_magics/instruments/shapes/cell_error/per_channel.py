@@ -22,8 +22,9 @@ from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.state.rng import RandomState
 from torchdebug_magics.report import Edit
 
-_MOST_CHANNELS = 4
+_COLORS, _MOST_CHANNELS = 3, 4
 """Of a picture."""
+_STATISTICS = frozenset({"mean", "std", "means", "stds"})
 
 
 def numbers_per_channel(error: BaseException) -> Failure | None:
@@ -34,7 +35,8 @@ def numbers_per_channel(error: BaseException) -> Failure | None:
         owner, argument = frame.f_locals.get("self"), _picture(frame)
         numbers = {} if owner is None or argument is None else _numbers_of(owner)
         lengths = {len(value) for value in numbers.values()}
-        if argument is None or len(lengths) != 1 or lengths <= {1} or argument.shape[-3] != 1 or not _runs(frame, owner, numbers, argument):
+        is_of_colors = lengths == {_COLORS} and any(name.strip("_") in _STATISTICS for name in numbers)
+        if argument is None or not is_of_colors or argument.shape[-3] != 1 or not _runs(frame, owner, numbers, argument):
             continue
         name, made = type(owner).__name__, list(_with_one_number(type(owner).__name__, list(numbers.values())))
         fixes = [Fix(code=made[0][0], verified=True, changes=tuple(edit for _, edit in made))] if made else []
@@ -65,7 +67,10 @@ def _runs(frame: FrameType, owner: Any, numbers: Mapping[str, Sequence[Any]], ar
     method: Any = getattr(type(owner), frame.f_code.co_name, None)
     if getattr(method, "__code__", None) is not frame.f_code:
         return False
-    other = copy.copy(owner)
+    try:
+        other = copy.deepcopy(owner)
+    except Exception:  # noqa: BLE001 - it holds what cannot be copied: then nothing is tried
+        return False
     for name, values in numbers.items():
         held = vars(owner)[name]
         vars(other)[name] = held[:1] if isinstance(held, torch.Tensor) else values[:1]

@@ -25,8 +25,8 @@ from torchdebug_magics.probing.dry_runs.inputs import named_tensors, sizes
 from torchdebug_magics.probing.modules import live_modules
 from torchdebug_magics.probing.names import variable_of
 from torchdebug_magics.probing.source.call_sites import constructor_call, function_node, part_made
-from torchdebug_magics.probing.source.edited_source import Source, exchanging, made_as, same, with_variables
-from torchdebug_magics.probing.source.syntax import called, exchanged, expression, names_in, parsed, tree_of
+from torchdebug_magics.probing.source.edited_source import Source, cells, exchanging, made_as, same, with_variables
+from torchdebug_magics.probing.source.syntax import called, exchanged, expression, names_in, parsed, root_of, tree_of
 from torchdebug_magics.probing.source.user_code import is_user_code, location
 from torchdebug_magics.report import Edit, Location
 
@@ -235,6 +235,10 @@ def _in_the_model(code: str, caller: Caller | None) -> tuple[str, tuple[Edit, ..
         made = None if source is None else source.statement
         if source is None or not isinstance(made, ast.Assign) or made.value is not whole or len(made.targets) != 1:
             return code, ()
+        later = [node for cell in cells() for node in ast.walk(cell.tree)]
+        is_loaded = any(called(node) == "load_state_dict" and root_of(node) == name for node in later if isinstance(node, ast.Call))
+        if is_loaded or any(isinstance(node, ast.Attribute) and node.attr.startswith("requires_grad") for node in later):
+            return code, ()  # what is put in before would be lost, or frozen
         lines = [_OF_NN.sub(r"torch.nn.", line) if "nn" not in caller.site.names else line for line in code.splitlines()]
         parts = [line if line.startswith((f"{name}.", f"{name}[")) else f"{name}{'' if line[0] == '[' else '.'}{line}" for line in lines]
         if called(whole) in _MOVES:  # as the model is

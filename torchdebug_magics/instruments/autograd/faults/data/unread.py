@@ -97,13 +97,19 @@ def unreached_updates(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     for cell, _ in running_cell():
         for guard in nodes(ast.If, cell.tree):
             called_there = {called(call) for part in guard.body for call in nodes(ast.Call, part)}
-            if guard.orelse or not isinstance(guard.test, ast.Compare) or not _leads_to("backward", called_there, trees):
+            if (
+                guard.orelse
+                or not isinstance(guard.test, ast.Compare)
+                or not _leads_to("backward", called_there, trees)
+                or isinstance(guard.test.ops[0], ast.Eq)
+            ):
                 continue
             sides = [_count_of(side, values) for side in (guard.test.left, *guard.test.comparators)]
             if len(sides) != 2 or not all(type(side) in {int, float} for side in sides) or _holds(guard.test, sides):  # noqa: PLR2004
                 continue
-            yield _unreached(cell, guard, sides, called_there, sources)
-            return
+            if (unreached := _unreached(cell, guard, sides, called_there, sources)) is not None:
+                yield unreached
+                return
 
 
 def _leads_to(name: str, names: set[str], trees: list[ast.Module]) -> bool:
@@ -132,8 +138,8 @@ def _holds(test: ast.Compare, sides: Sequence[Any]) -> bool:
     return compare is None or bool(compare(*sides))
 
 
-def _unreached(cell: Source, guard: ast.If, sides: Sequence[Any], called_there: set[str], sources: list[Source]) -> AutogradFinding:
-    """In the words of the condition; where only what it holds back would change it, the count goes before it."""
+def _unreached(cell: Source, guard: ast.If, sides: Sequence[Any], called_there: set[str], sources: list[Source]) -> AutogradFinding | None:
+    """A count that only what its condition holds back would change goes before the condition; None for any other condition."""
     assert isinstance(guard.test, ast.Compare)
     test, counter = ast.unparse(guard.test), dotted(guard.test.left)
     counted = [
@@ -149,16 +155,15 @@ def _unreached(cell: Source, guard: ast.If, sides: Sequence[Any], called_there: 
         if around and around[-1].name in called_there and around[-1].name not in outside and len(around[-1].body) > 1:
             raised = f"{counter} {ast.unparse(node).removeprefix(ast.unparse(node.target)).lstrip()}"
             edits = (source.replacing(node, ""), cell.before(guard, raised))
-    why = f"at the end of the cell, it is {number(sides[0])}, and {number(sides[1])}"
-    why += f": only what the condition holds back changes `{counter}`" if edits else ""
+    if not edits or "update" in counter:  # a buffer may have to be filled first; and who counts updates means no other steps
+        return None
     return finding(
         "never_stepped",
         f"no update is made: `{test}` is never true",
         location(cell.where.file, guard.lineno, "<module>"),
-        fix=f"move `{edits[1].new}` before the condition" if edits else f"let `{test}` become true: {why}",
+        fix=f"move `{edits[1].new}` before the condition",
         edits=edits,
-        explanation=why,
-        is_hint=not edits,
+        explanation=f"`{counter}` is {number(sides[0])} at the end of the cell: only what the condition holds back changes it",
     )
 
 
