@@ -131,7 +131,10 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
     for call in nodes(ast.Call, statement_at(tree_of(where.file), where.line)):
         function = value_named(call.func, names)
         if option is not None and callable(function) and any(each.arg == option[1] for each in call.keywords):
-            alike = [each for each in near_names(option[1], _options(function)) if all(each != other.arg for other in call.keywords)]
+            initials = "".join(part[:1] for part in option[1].split("_"))  # as `lr` for `learning_rate`
+            known = _options(function)
+            near = [initials] if len(initials) > 1 and initials in known else near_names(option[1], known)
+            alike = [each for each in near if all(each != other.arg for other in call.keywords)]
             if len(alike) > 1 or not (alike or _is_of_another(option[1], function)):
                 return None
             others = [each for each in call.keywords if each.arg != option[1]]
@@ -140,8 +143,8 @@ def _other_argument(error: BaseException, frame: FrameType, where: Location) -> 
             what = f"`{ast.unparse(call.func)}` has no option `{option[1]}`" + (f": `{alike[0]}` is near" if alike else "")
             return edited(error, what, exchanging(where, call, new))
         if given is not None and call.args and type(value_named(call.args[0], names)).__name__ == given[1]:
-            known = [name for name, value in names.items() if isinstance(value, torch.optim.Optimizer) and not name.startswith("_")]
-            stepped = ast.Call(call.func, [expression(known[0]), *call.args[1:]], call.keywords) if len(known) == 1 else None
+            optimizers = [name for name, value in names.items() if isinstance(value, torch.optim.Optimizer) and not name.startswith("_")]
+            stepped = ast.Call(call.func, [expression(optimizers[0]), *call.args[1:]], call.keywords) if len(optimizers) == 1 else None
             what = f"`{called(call)}` takes an optimizer, and gets `{ast.unparse(call.args[0])}`, a {given[1]}"
             return edited(error, what, exchanging(where, call, stepped))
         is_of_text = "Expected state_dict to be dict-like, got <class 'str'>" in text and called(call) == "load_state_dict"
