@@ -16,7 +16,8 @@ from torchdebug_magics.format import plural
 from torchdebug_magics.instruments.shapes.explain import refusal
 from torchdebug_magics.instruments.shapes.report import Failure, Fix
 from torchdebug_magics.probing.dispatch import modes_aside
-from torchdebug_magics.probing.source.edited_source import cells, exchanging
+from torchdebug_magics.probing.names import variable_of
+from torchdebug_magics.probing.source.edited_source import cells, exchanging, made_as
 from torchdebug_magics.probing.source.syntax import called, nodes
 from torchdebug_magics.probing.source.user_code import location
 from torchdebug_magics.probing.state.rng import RandomState
@@ -38,7 +39,7 @@ def numbers_per_channel(error: BaseException) -> Failure | None:
         is_of_colors = lengths == {_COLORS} and any(name.strip("_") in _STATISTICS for name in numbers)
         if argument is None or not is_of_colors or argument.shape[-3] != 1 or not _runs(frame, owner, numbers, argument):
             continue
-        name, made = type(owner).__name__, list(_with_one_number(type(owner).__name__, list(numbers.values())))
+        name, made = type(owner).__name__, list(_with_one_number(owner, list(numbers.values())))
         fixes = [Fix(code=made[0][0], verified=True, changes=tuple(edit for _, edit in made))] if made else []
         return refusal(error, f"`{name}` has numbers for {plural(lengths.pop(), 'channel')}, and gets a picture with 1", fixes=fixes)
     return None
@@ -82,11 +83,15 @@ def _runs(frame: FrameType, owner: Any, numbers: Mapping[str, Sequence[Any]], ar
     return True
 
 
-def _with_one_number(kind: str, numbers: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Edit]]:
-    """Each call of the class in the cells with these very numbers, with the mean of them: its text, and the edit."""
-    known = [list(values) for values in numbers]
+def _with_one_number(owner: object, numbers: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Edit]]:
+    """Each call of the class in the cells with these very numbers, with the mean of them: its text, and the edit.
+
+    Where the object has a variable of its own, the one that makes it.
+    """
+    known, kind, name = [list(values) for values in numbers], type(owner).__name__, variable_of(owner)
+    own = [call for _, call in made_as("", name, kind)] if name else []
     for cell in cells():
-        for call in [call for call in nodes(ast.Call, cell.tree) if called(call) == kind]:
+        for call in [call for call in nodes(ast.Call, cell.tree) if called(call) == kind and (not own or call in own)]:
             literals = [_literal(value) for value in (*call.args, *(option.value for option in call.keywords))]
             if not any(literals) or any(literal not in known for literal in literals if literal is not None):
                 continue
