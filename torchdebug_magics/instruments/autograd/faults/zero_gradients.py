@@ -101,16 +101,20 @@ def _of_a_column(facts: TrainingFacts, op: RecordedOp) -> tuple[Edit, ...]:
         op.reads[0].shape,
         [node for node in nodes(ast.Call, statement_at(op.where)) if called(node) == op.name.removeprefix("_")],
     )
-    if len(written) != 1 or len(sizes) != 2 or sizes[1] != 1:  # noqa: PLR2004 - rows and columns
+    if len(written) != 1:
         return ()
     call = written[0]
+    if any(name.startswith("nll_loss") for name in (each.name for each in facts.computed_from(facts.consumers.get(op.index, ())).values())):
+        scores = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
+        return exchanging(op.where, call, scores) if sizes[-1] > 1 else ()  # the loss applies its own, along the classes
+    if len(sizes) != 2 or sizes[1] != 1:  # noqa: PLR2004 - rows and columns
+        return ()
     given = [option for option in call.keywords if option.arg != "dim"]
     args = call.args if len(given) < len(call.keywords) else call.args[:-1]
     later = {each.name for each in facts.computed_from(facts.consumers.get(op.index, ())).values()}
-    if op.name == "_log_softmax" and not any(name.startswith("binary_cross_entropy") for name in later):
+    is_gate = "mul" in later and not later & _PRODUCTS  # or weights of the rows
+    if is_gate or (op.name == "_log_softmax" and not any(name.startswith("binary_cross_entropy") for name in later)):
         return ()
-    if "mul" in later and not later & _PRODUCTS:
-        return ()  # a gate, or weights of the rows
     if later & _PRODUCTS:
         return exchanging(op.where, call, ast.Call(call.func, args, [*given, ast.keyword("dim", ast.Constant(0))]))
     of_tensor = isinstance(call.func, ast.Attribute) and not args

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeGuard
 
 import torch
 
+from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults.data.unread import sources_of
 from torchdebug_magics.instruments.autograd.faults.watched import TrainingFacts
 from torchdebug_magics.instruments.autograd.report import AutogradFinding
@@ -46,6 +48,7 @@ def misuses(facts: TrainingFacts) -> Iterator[AutogradFinding]:
     yield from _compared_values(facts)
     yield from _used_up(cells)
     yield from _overwritten_sums(cells)
+    yield from _never_reset(cells)
     yield from _turned_masks(cells)
     yield from _fitted_anew(cells, values)
     yield from _loaded_itself(cells, values)
@@ -140,6 +143,44 @@ def _overwritten_sums(cells: list[Source]) -> Iterator[AutogradFinding]:
                         explanation=f"`{cell.text(begin)}` before the loop begins a sum, which nothing adds up",
                     )
                     return
+
+
+def _never_reset(cells: list[Source]) -> Iterator[AutogradFinding]:
+    """Sums of an epoch that begin with 0 before the first one alone: each result is of all epochs, divided by the batches of one."""
+    for cell in cells:
+        for block in (block for node in ast.walk(cell.tree) for block in blocks(node)):
+            for epochs in (node for node in block if isinstance(node, ast.For)):
+                begun = {last_name(node.targets[0]): node for node in block[: block.index(epochs)] if _is_zero(node)}
+                batches = [node for node in epochs.body if isinstance(node, ast.For)]
+                added = {last_name(node.target) for node in nodes(ast.AugAssign, *batches) if isinstance(node.op, ast.Add)}
+                sums = {name: node for name, node in begun.items() if name in added and name not in bound_names(*_simple(epochs.body))}
+                after = epochs.body[epochs.body.index(batches[-1]) + 1 :] if batches else []
+                divided = [node for node in nodes(ast.BinOp, *after) if isinstance(node.op, ast.Div) and last_name(node.left) in sums]
+                if not any(called(node.right) == "len" for node in divided):
+                    continue
+                lines = [cell.text(node) for node in sums.values()]
+                names = listed([f"`{name}`" for name in sums])
+                yield finding(
+                    "miscounted",
+                    f"{names} {'is' if len(sums) == 1 else 'are'} not set to 0 at the start of each epoch",
+                    location(cell.where.file, divided[0].lineno, "<module>"),
+                    fix=f"run {listed([f'`{line}`' for line in lines])} at the start of each epoch",
+                    edits=(cell.before(epochs.body[0], "\n".join(lines)),),
+                    tensor=next(iter(sums)),
+                    explanation="what is divided by the length of one epoch is the sum over all epochs so far",
+                )
+                return
+
+
+def _is_zero(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    """``total = 0`` or ``total = 0.0``."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    return isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(value, ast.Constant) and value.value == 0
+
+
+def _simple(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The assignments among them, in which a sum begins anew."""
+    return [node for node in statements if isinstance(node, ast.Assign)]
 
 
 def _turned_masks(cells: list[Source]) -> Iterator[AutogradFinding]:
