@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FunctionType, GeneratorType
 from typing import Any
 
@@ -257,6 +258,7 @@ def _custom_function(raised: Raised) -> AutogradFinding:
             meant = list(values)
             meant[none], meant[wrong] = (values[wrong], values[none]) if none != wrong else (ast.Constant(None),) * 2
     edits = exchanging(where, returned, ast.Tuple(meant)) if returned is not None and len(meant) > 1 else ()
+    edits = tuple(replace(edit, new=re.sub(r"^return \((.*)\)$", r"return \1", edit.new)) for edit in edits)  # as people write it
     fix = f"`{edits[0].new}`" if edits else fix
     first_backward_at = raised.here if where != raised.here else None
     return raised.finding(headline, fix, where, op=name, first_backward_at=first_backward_at, edits=edits)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from torchdebug_magics.format import listed
 from torchdebug_magics.instruments.autograd.faults import (
     broadcasts,
     left_out,
@@ -260,16 +261,16 @@ def _updated_by_sums(facts: TrainingFacts) -> Iterator[AutogradFinding]:
         between = [op for op in facts.tape.ops if earlier.index <= op.index < later.index and not (op.in_backward or op.in_optimizer)]
         if earlier.line is not later.line or not any(use.memory in memory for op in between for use in op.writes):
             continue
-        tensor = next((tensor for tensor in live(torch.Tensor) if id(tensor) in kept), None)
-        name = None if tensor is None else facts.names.get(id(tensor)) or variable_of(tensor)
-        is_variable = name is not None and name.isidentifier()
-        new = f"{name if is_variable else 'tensor'}.grad = None"
+        named = [facts.names.get(id(tensor)) or variable_of(tensor) for tensor in live(torch.Tensor) if id(tensor) in kept]
+        names = sorted({name for name in named if name is not None and name.isidentifier()})
+        lines = [f"{name}.grad = None" for name in names or ["tensor"]]
+        subject = listed([f"`{name}`" for name in names]) or "a tensor"
         yield finding(
             "never_zeroed",
-            f"the gradient of {f'`{name}`' if name else 'a tensor'} is never zeroed",
+            f"the gradient of {subject} is never zeroed" if len(names) < 2 else f"the gradients of {subject} are never zeroed",  # noqa: PLR2004
             later.where,
-            fix=f"run `{new}` before `{code_at(later.where, 'backward')}`",
-            edits=edited(later.where, new, "before") if is_variable else (),
+            fix=f"run {listed([f'`{line}`' for line in lines])} before `{code_at(later.where, 'backward')}`",
+            edits=edited(later.where, "\n".join(lines), "before") if names else (),
             explanation="backward() adds to `.grad`, so each update uses the sum over all previous steps",
         )
         return

@@ -236,7 +236,7 @@ def _in_the_model(code: str, caller: Caller | None) -> tuple[str, tuple[Edit, ..
         if source is None or not isinstance(made, ast.Assign) or made.value is not whole or len(made.targets) != 1:
             return code, ()
         later = [node for cell in cells() for node in ast.walk(cell.tree)]
-        is_loaded = any(called(node) == "load_state_dict" and root_of(node) == name for node in later if isinstance(node, ast.Call))
+        is_loaded = any(called(node) == "load_state_dict" and root_of(node.func) == name for node in later if isinstance(node, ast.Call))
         if is_loaded or any(isinstance(node, ast.Attribute) and node.attr.startswith("requires_grad") for node in later):
             return code, ()  # what is put in before would be lost, or frozen
         lines = [_OF_NN.sub(r"torch.nn.", line) if "nn" not in caller.site.names else line for line in code.splitlines()]
