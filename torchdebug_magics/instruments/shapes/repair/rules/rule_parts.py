@@ -76,7 +76,9 @@ def reordered(facts: FailureFacts, at: int, dim: int, size: int, *, rank: int = 
         rest = [number for number in range(many) if number != now]
         rest.insert(dim, now)
         why = f"{shape(operand.sizes)} becomes {shape([operand.sizes[place] for place in rest])}"
-        edits += on_operand(facts, at, reorder(tuple(rest)), rank=rank + (8 if now == 0 else 0), why=why)
+        is_column = now == 0 and many == 2 and operand.sizes[1] == 1  # one number for each sample
+        worse = _LIES_DOWN if is_column else 8 if now == 0 else 0
+        edits += on_operand(facts, at, reorder(tuple(rest)), rank=rank + worse, why=why)
     return edits
 
 
@@ -100,6 +102,8 @@ def _places(sizes: tuple[int, ...], size: int) -> Iterator[int]:
 
 
 _SPLITS = frozenset(["chunk", "split", "tensor_split", "glu"])
+_LIES_DOWN = 28
+"""What it adds to the rank that a column of samples becomes one sample."""
 _FORGOTTEN = 25
 """The rank of an edit that makes room for all parts of what is split afterwards."""
 _OUT = {
