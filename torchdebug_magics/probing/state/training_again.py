@@ -32,12 +32,12 @@ from torchdebug_magics.probing.source.syntax import bound_names, called, method,
 from torchdebug_magics.probing.state.attributes import Names
 from torchdebug_magics.probing.state.read_once import is_read_once, reaches_beyond
 from torchdebug_magics.probing.state.snapshot import KeptState
-from torchdebug_magics.probing.state.what_follows import EnoughError
+from torchdebug_magics.probing.state.what_follows import EnoughError, clock_s
 from torchdebug_magics.probing.tensors import tensors_in
 from torchdebug_magics.report import Edit
 
 _MOST_S, _ALL_S = 12.0, 36.0
-"""Of one run, and of all, by `_clock_s`: a net for slow trainings. A run that it ends counts as far as it came."""
+"""Of one run, and of all, by `clock_s`: a net for slow trainings. A run that it ends counts as far as it came."""
 _MOST_WALL_S = 60.0
 """Of all, by a plain clock: what waits for something else is not computed any sooner."""
 _SEED = "import torch as _torch, random as _random, numpy as _numpy\n_torch.manual_seed({0}); _random.seed({0}); _numpy.random.seed({0})"
@@ -137,11 +137,11 @@ class TrainingAgain:
     def opened(self) -> Iterator[None]:
         """Inside, `run` may be called. Raises `Irrevocable` where what the cell does cannot be undone."""
         assert self._cell is not None
-        self._before, begin_s = dict(self._space), _clock_s()
+        self._before, begin_s = dict(self._space), clock_s()
         visible = frozenset(name for name in self._space if not _OF_IPYTHON.fullmatch(name))
         effects = Effects(self._guard, self._space, self._cell.tree, sentence="{} cannot be undone")
         self._kept = KeptState([Names(self._space, visible)], self._guard, effects)
-        self._left_s -= _clock_s() - begin_s
+        self._left_s -= clock_s() - begin_s
         if not self._kept.is_whole or _ALL_S - self._left_s > _MOST_KEEPING_S:
             self._left_s = 0.0  # each trial would take as long to put things back
         try:
@@ -166,7 +166,7 @@ class TrainingAgain:
         if seed is not None:
             unseeded = [(file, [each for each in own if not _is_seed(each)], is_cell) for file, own, is_cell in program]
             program = [("<seed>", ast.parse(_SEED.format(seed)).body, False), *unseeded]
-        begin_s, counting = _clock_s(), _Counting(steps, may_diverge=watched is not None)
+        begin_s, counting = clock_s(), _Counting(steps, may_diverge=watched is not None)
         result, until_s = counting.run, begin_s + min(_MOST_S, self._left_s)
         try:
             with ExitStack() as stack, quiet(), self._unshown(), eager(), _limited(until_s, self._until_wall_s):
@@ -186,7 +186,7 @@ class TrainingAgain:
             result.error, result.was_stopped = error_line(error), isinstance(error, TorchDebugError)
         finally:
             self._put_back()
-            self._left_s -= _clock_s() - begin_s
+            self._left_s -= clock_s() - begin_s
         result.losses = result.losses or counting.passes
         return result if counting.is_in_cell else None
 
@@ -266,18 +266,13 @@ def _without_overwritten(program: list[tuple[str, list[ast.stmt], bool]]) -> lis
     return kept
 
 
-def _clock_s() -> float:
-    """A clock that goes slower while other programs have the processor: a verdict does not depend on them more than it must."""
-    return (2 * time.thread_time() + time.monotonic()) / 3
-
-
 @contextmanager
 def _limited(until_s: float, until_wall_s: float) -> Iterator[None]:
     """Ends what goes on for too long at its next call of a Python function."""
     before = sys.gettrace()
 
     def trace(_frame: FrameType, _event: str, _arg: object) -> None:
-        if _clock_s() > until_s or time.monotonic() > until_wall_s:
+        if clock_s() > until_s or time.monotonic() > until_wall_s:
             raise EnoughError(is_late=True)
 
     sys.settrace(trace)
