@@ -280,8 +280,7 @@ class Inquiry:
         What is known is told as soon as it is: an interrupt may end the search for the cause.
         """
         comparison = RunComparison(runs, self._recording, to_its_end=bool(used_up), poison=True)
-        with runs.otherwise(orders.attach):
-            error = runs.again(comparison, comparison.over)
+        error = runs.again(comparison, comparison.over, orders.attach)
         runs.second_heard = runs.heard
         if comparison.has_failed and comparison.difference is None:
             self._tell(not_verified=NOT_SEEN, depends_on=())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import distributed
@@ -26,7 +26,6 @@ Batch = tuple[int, "Location | None"]
 _MOST = 256
 _LEAST = 16
 _MOST_DIGESTS = 1 << 17
-T = TypeVar("T")
 Group = tuple[int, ...]
 """Ranks of a process group."""
 
@@ -85,7 +84,7 @@ class Replica:
         self._passes_count = -1
         """At its last step."""
         weights = self._weights(model)
-        self._noted: Checkpoints[tuple[tuple[str, ...], array[int]]] = Checkpoints(len(weights), every=every)
+        self._noted = Checkpoints(len(weights), every=every)
         self._first_buffers: Digests = {}
         self._last_buffers: Digests = {}
         self._buffer_names: dict[int, str] = {}
@@ -188,7 +187,7 @@ class Replica:
         if model is None:
             return
         weights = self._weights(model)
-        self._noted.note(step, (tuple(weights), array("Q", map(of_tensor, weights.values()))))
+        self._noted.note(step, weights, map(of_tensor, weights.values()))
         # Those that the wrapper broadcasts are rank 0's from the next call on.
         buffers = {} if wrapper is not None and wrapper.broadcast_buffers else _buffers_of(model)
         buffers = {name: buffer for name, buffer in buffers.items() if name not in self._but}
@@ -200,11 +199,12 @@ class Replica:
         return {name: weight for name, weight in chosen.items() if name not in self._but and (names is None or name in names)}
 
 
-class Checkpoints(Generic[T]):
+class Checkpoints:
     """Values recorded at checkpoints: the first eight steps, then each time the step count has grown by a quarter; or every step."""
 
     def __init__(self, tensors_count: int, *, every: bool) -> None:
-        self.held: dict[int, T] = {}
+        self.held: dict[int, tuple[tuple[str, ...], array[int]]] = {}
+        """By step, the names of the weights and their digests."""
         self._most = max(_LEAST, min(_MOST, _MOST_DIGESTS // max(1, tensors_count)))
         self._every = every
         self._spacing = 1
@@ -214,9 +214,9 @@ class Checkpoints(Generic[T]):
         """Whether this step is to be noted."""
         return step >= self._next
 
-    def note(self, step: int, value: T) -> None:
-        """Record the value of a due step; when there is no more room, drop every second value of the later half."""
-        self.held[step] = value
+    def note(self, step: int, names: Iterable[str], digests: Iterable[int]) -> None:
+        """Record the weights at a due step; when there is no more room, drop every second value of the later half."""
+        self.held[step] = tuple(names), array("Q", digests)
         if len(self.held) >= self._most:
             steps, half = list(self.held), len(self.held) // 2
             self.held = {kept: self.held[kept] for kept in (*steps[:half], *steps[half::2])}

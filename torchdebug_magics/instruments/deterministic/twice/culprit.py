@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
 from torchdebug_magics.instruments.deterministic.twice.answers import ADDRESS, ARRIVAL, CLOCK, ENTROPY, Answers, OutsideCall
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count, workers_here
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison
-from torchdebug_magics.instruments.deterministic.twice.runs import Runs, nothing
+from torchdebug_magics.instruments.deterministic.twice.runs import Runs, Vary, nothing
 from torchdebug_magics.probing.source.syntax import called, enclosing, nodes, tree_of
 from torchdebug_magics.probing.source.user_code import raised_at
 
@@ -237,7 +237,7 @@ class Culprit:
         return recording[place]._replace(gave=0) if recorder.is_over else None
 
 
-def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] = nothing) -> tuple[OutsideCall, ...]:
+def asked_by(runs: Runs, place: int | None, also: Vary = nothing) -> tuple[OutsideCall, ...]:
     """The calls whose answers make what comes up to the op at `place` differ, in the order in which they ask; none if no answer does.
 
     Without a place, what the whole run does. Each run begins after `also`.
@@ -258,7 +258,7 @@ def asked_by(runs: Runs, place: int | None, also: Callable[[ExitStack], object] 
 class _HeldAnswers:
     """Runs that are given answers of one run, and are compared with it."""
 
-    def __init__(self, runs: Runs, place: int, also: Callable[[ExitStack], object]) -> None:
+    def __init__(self, runs: Runs, place: int, also: Vary) -> None:
         self._runs, self._place, self._also = runs, place, also
         self._recording = Recording()
         answers = Answers(runs.body.namespace)
@@ -272,8 +272,7 @@ class _HeldAnswers:
             self._also(stack)
             answers.attach(stack)
 
-        with self._runs.otherwise(vary):
-            return self._runs.again(watch)
+        return self._runs.again(watch, vary=vary)
 
     def agrees(self, held: frozenset[OutsideCall]) -> bool:
         """Whether runs with these answers do what the first one did."""

@@ -18,7 +18,7 @@ from torchdebug_magics.instrument import Body
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder, Enough
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Op, Recording, tensors
 from torchdebug_magics.instruments.deterministic.report import Divergence
-from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs, nothing
+from torchdebug_magics.instruments.deterministic.twice.runs import FirstRun, Runs, Vary, nothing
 from torchdebug_magics.probing.compiler import away_from_the_compiler
 from torchdebug_magics.probing.modules import ModuleCalls, live_modules
 from torchdebug_magics.probing.source.syntax import binding, nodes
@@ -278,31 +278,29 @@ class Effect(RunComparison):
 
 
 def effect_of(
-    runs: Runs, vary: Callable[[ExitStack], object] = nothing, *, first: FirstRun | None = None, from_end: bool = False, hears: bool = False
+    runs: Runs, vary: Vary = nothing, *, first: FirstRun | None = None, from_end: bool = False, hears: bool = False
 ) -> Effect | None:
     """One more run after `vary`, compared with the first to its end, by what it prints, too, if it `hears`.
 
     None where it could not be looked at.
     """
     effect = Effect(runs, first or runs.first)
-    with runs.otherwise(vary, from_end=from_end):
-        effect.error = runs.again(effect, effect.over)
-        if effect.error is not None:
-            effect.reached += effect.beginnings[:1]
-        elif hears and not effect.reached and not effect.has_failed:
-            effect.prints = _printed_otherwise(runs)
+    effect.error = runs.again(effect, effect.over, vary, from_end=from_end)
+    if effect.error is not None:
+        effect.reached += effect.beginnings[:1]
+    elif hears and not effect.reached and not effect.has_failed:
+        effect.prints = _printed_otherwise(runs, vary, from_end=from_end)
     return None if effect.has_failed else effect
 
 
-def _printed_otherwise(runs: Runs) -> Location | None:
+def _printed_otherwise(runs: Runs, vary: Vary, *, from_end: bool) -> Location | None:
     """The first line that has printed another number, does so again, and does not in a run with nothing otherwise: no clock then."""
     heard = runs.heard
     found = set(heard.other_numbers(runs.second_heard))
-    if found and runs.unwatched() is None:
+    if found and runs.unwatched(vary, from_end=from_end) is None:
         found -= set(runs.heard.other_numbers(heard))
     if found:
-        with runs.otherwise():
-            found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.unwatched() is None else set()
+        found = found - set(runs.heard.other_numbers(runs.second_heard)) if runs.unwatched() is None else set()
     place = heard.lines[min(found)][0] if found else None
     return None if place is None else location(*place)
 

@@ -45,6 +45,8 @@ _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
 _MOST_LINES, _MOST_LETTERS = 2_000, 10_000
 Place: TypeAlias = "tuple[str, int, str]"
 """(file, line, function)"""
+Vary: TypeAlias = Callable[[ExitStack], object]
+"""Changes one thing before a run."""
 
 
 def nothing(_stack: ExitStack) -> None:
@@ -76,8 +78,6 @@ class Runs:
         self._written: Contents | None = None
         self._undo = Contents()
         """What tensors held at the start, while a run begins at the end of the first one."""
-        self._vary: Callable[[ExitStack], object] = nothing
-        self._from_end = False
         self.first = FirstRun(Recording(), {})
         self.heard = self.second_heard = Heard()
         """What the last run has printed, and what the second one has."""
@@ -110,21 +110,16 @@ class Runs:
             self._unseen.put_back()
             self.start.put_back()
 
-    @contextmanager
-    def otherwise(self, vary: Callable[[ExitStack], object] = nothing, *, from_end: bool = False) -> Iterator[None]:
-        """Meanwhile each run begins after `vary`, which may register what to undo; if `from_end`, it begins where the first run ended."""
-        before = self._vary, self._from_end
-        self._vary, self._from_end = vary, from_end
-        try:
-            yield
-        finally:
-            self._vary, self._from_end = before
+    def again(
+        self, watch: DigestRecorder, at_end: Callable[[], object] = lambda: None, vary: Vary = nothing, *, from_end: bool = False
+    ) -> BaseException | None:
+        """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left.
 
-    def again(self, watch: DigestRecorder, at_end: Callable[[], object] = lambda: None) -> BaseException | None:
-        """One more run; what it raised, if it raised. An interrupt passes. `at_end` sees what a whole run has left."""
+        It begins after `vary`, which may register what to undo; if `from_end`, where the first run ended.
+        """
         try:
             with ExitStack() as stack:
-                self._run(watch, stack)
+                self._run(watch, stack, vary, from_end=from_end)
             at_end()
         except Enough:
             return None
@@ -145,17 +140,17 @@ class Runs:
                 self.start.put_back()
         return None
 
-    def unwatched(self) -> BaseException | None:
+    def unwatched(self, vary: Vary = nothing, *, from_end: bool = False) -> BaseException | None:
         """One more run of which no op is compared."""
-        return self.again(DigestRecorder(Recording(), self.guard, self.hooks))
+        return self.again(DigestRecorder(Recording(), self.guard, self.hooks), vary=vary, from_end=from_end)
 
-    def _run(self, watch: DigestRecorder, stack: ExitStack) -> None:
+    def _run(self, watch: DigestRecorder, stack: ExitStack, vary: Vary, *, from_end: bool) -> None:
         self.count += 1
-        state = self._to_end() if self._from_end else self.start
+        state = self._to_end() if from_end else self.start
         self.heard = stack.enter_context(unheard())  # after the state, which holds the standard streams, too
-        stack.enter_context(self.outside.rerun(from_end=self._from_end))
+        stack.enter_context(self.outside.rerun(from_end=from_end))
         state.stand_in()
-        self.guard.run("changing one thing", self._vary, stack)
+        self.guard.run("changing one thing", vary, stack)
         watch.attach(stack)
         most_s = _MOST_TIMES * self._first_s + _MORE_S
         try:
