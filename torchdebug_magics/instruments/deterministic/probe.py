@@ -86,7 +86,9 @@ class DeterministicProbe:
 
     def options_in_rank(self) -> dict[str, object]:
         """With which a rank runs that the cell launches: what runs the cell again is left out."""
-        self._inquiry.launches_ranks()
+        self._inquiry.has_ranks = True
+        if self._inquiry.is_asked:
+            self._guard.note("--verify, --save and --against cover the process that launches the ranks, not the ranks")
         return dict(self._in_rank)
 
     def sweep(self) -> None:
@@ -164,7 +166,9 @@ class Inquiry:
         self._verify, self._quick, self._anyway = (bool(asked.get(name)) for name in ("verify", "quick", "anyway"))
         self._save, self._rtol, self._against = asked.get("save"), asked.get("rtol"), asked.get("against")
         self._earlier: Fingerprint | None = None
-        self._has_ranks = False
+        self.has_ranks = False
+        """Whether a rank was launched: what is asked is asked of this process alone."""
+        self.is_asked = bool(self._verify or self._save or self._against)
         is_printed = bool(self._save or self._against or (context.keeps_output and self._body is not None))
         self._recording = Recording()
         self._hooks = Hooks(guard)
@@ -186,12 +190,6 @@ class Inquiry:
             if is_repeated:
                 self._prepare(stack)
             self._recorder.attach(stack)
-
-    def launches_ranks(self) -> None:
-        """A rank is launched: what is asked is asked of this process alone."""
-        self._has_ranks = True
-        if self._verify or self._save or self._against:
-            self._guard.note("--verify, --save and --against cover the process that launches the ranks, not the ranks")
 
     def sweep(self) -> None:
         """Finish what an interrupt cut short."""
@@ -324,7 +322,7 @@ class Inquiry:
         elif self._save:
             text = json.dumps({"fingerprint": fingerprint.to_dict()}) + "\n"
             self._guard.run(f"writing {self._save}", Path(self._save).expanduser().write_text, text, encoding="utf-8")
-        if (earlier := self._earlier) is None or self._has_ranks:
+        if (earlier := self._earlier) is None or self.has_ranks:
             return
         self._tell(against=str(self._against) if isinstance(self._against, (str, Path)) else "the earlier run", rtol=self._rtol)
         if error is not None:

@@ -7,10 +7,10 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -77,7 +77,7 @@ class DependenceSearch:
             self.unchecked |= {
                 "the determinism settings": (3, lambda: [(on_settings(runs, ritual), ())]),
                 "other orders of files and completed work": (2, lambda: [(on_arrival(runs), ())]),
-                "the next run": (4, lambda: [carried_by(runs, self._sow_as_before)] if runs.can_go_on else []),
+                "the next run": (4, lambda: [carried_by(runs, self._begin)] if runs.can_go_on else []),
             }
 
     def over(self) -> None:
@@ -108,10 +108,6 @@ class DependenceSearch:
                 self.carried = (*changed, *self.carried) if badness else (*self.carried, *changed)
             del self.unchecked[name]
         return True
-
-    def _sow_as_before(self, _stack: ExitStack) -> None:
-        for one, state in self._begin:
-            one.write(state)
 
     def _on_seeds(self) -> Iterator[Changed]:
         """One for each generator whose seed moves the results, with its name if the user has seeded it before the cell.
@@ -260,12 +256,13 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
     return None
 
 
-def carried_by(runs: Runs, same_seeds: Callable[[ExitStack], object]) -> Changed:
-    """The dependence, and the names of what the next run finds changed; None and nothing where the next run gives the same."""
+def carried_by(runs: Runs, seeds: Sequence[tuple[Seedable, Any]]) -> Changed:
+    """The dependence, and the names of what the next run, with these seeds, finds changed; None and nothing where it gives the same."""
     start, ends = StateNow(runs.body), list[StateNow]()
 
-    def at_end(stack: ExitStack) -> None:
-        same_seeds(stack)
+    def at_end(_stack: ExitStack) -> None:
+        for seedable, state in seeds:
+            seedable.write(state)
         ends.append(StateNow(runs.body))
 
     effect = effect_of(runs, at_end, from_end=True, hears=True)

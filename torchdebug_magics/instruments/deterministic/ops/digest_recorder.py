@@ -201,7 +201,8 @@ class DigestRecorder(OpRecorder[Plan]):
             gave = EMPTY
         else:
             gave = EMPTY if plan.is_view or plan.is_collective else self._digest(results, result)
-        seen = Seen(self.recording.number_of_op(plan.name), self.recording.number_of_line(line), self._given, gave)
+        ops = self.recording.ops
+        seen = Seen(ops.setdefault(plan.name, len(ops)), self.recording.number_of_line(line), self._given, gave)
         place, self.count = self.count, self.count + 1
         self.seen(Op(place, seen, plan, args, self._kwargs, line, result, self._written, empty))
         self.is_over = place >= self.until

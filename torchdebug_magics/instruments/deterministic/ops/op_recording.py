@@ -167,7 +167,7 @@ class Recording:
     """What was seen so far; `ops` and `lines` are shared by recordings that are to be compared."""
 
     ops: dict[str, int] = field(default_factory=dict)
-    """Name -> number."""
+    """Name -> number, in the order of the numbers."""
     lines: dict[tuple[str, int], int] = field(default_factory=dict)
     """(file, line) -> number; 0 is no line of the user's."""
     places: list[Line | None] = field(default_factory=lambda: [None])
@@ -202,10 +202,6 @@ class Recording:
         self.lent[memory] = weakref.ref(storage), is_lent
         return is_lent
 
-    def number_of_op(self, name: str) -> int:
-        """The same for the same name."""
-        return self.ops.setdefault(name, len(self.ops))
-
     def number_of_line(self, line: Line | None) -> int:
         """The same for the same line of the same file, whichever code object it is in."""
         if line is None:
@@ -214,10 +210,6 @@ class Recording:
         if number == len(self.places):
             self.places.append(line)
         return number
-
-    def op_name(self, number: int) -> str:
-        """The name behind a number."""
-        return next(name for name, known in self.ops.items() if known == number)
 
     def occurrence(self, place: int) -> int:
         """Which call of that op at that line it is, 1-based."""

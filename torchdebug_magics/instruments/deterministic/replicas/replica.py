@@ -152,7 +152,7 @@ class Replica:
             self._note(self.steps_count)
         return is_due
 
-    def begins_with(self, digests: Digests | None = None) -> None:
+    def begins_with(self, digests: Digests | None) -> None:
         """Its weights as they were made, which are those of now if they are not given."""
         model = self.model()
         digests = digests_of(self._weights(model)) if digests is None and model is not None else digests or {}

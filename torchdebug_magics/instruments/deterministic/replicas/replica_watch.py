@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from torchdebug_magics.instruments.deterministic.replicas.replica import Batch, Group, Replica, digests_of, group_of, weights_of
+from torchdebug_magics.instruments.deterministic.replicas.replica import Batch, Digests, Group, Replica, digests_of, group_of, weights_of
 from torchdebug_magics.instruments.deterministic.report import ReplicaRecord
 from torchdebug_magics.instruments.deterministic.ritual.status import Seedable
 from torchdebug_magics.probing.dispatch import is_being_compiled, is_being_traced, modes_aside
@@ -118,11 +118,7 @@ class ReplicaWatch:
         before = self._look("the look at a model", lambda: digests_of(weights_of(model))) if isinstance(model, torch.nn.Module) else None
         original(wrapper, *given, *args, **kwargs)
         if before is not None:
-            self._look("the look at a replica", self._replicate, wrapper, model, before)
-
-    def _replicate(self, wrapper: Any, model: torch.nn.Module, before: dict[str, int]) -> None:
-        if (replica := self._add(model, group_of(wrapper.process_group), line_here(), wrapper=wrapper)) is not None:
-            replica.begins_with(before)
+            self._look("the look at a replica", lambda: self._add(model, group_of(wrapper.process_group), before, wrapper=wrapper))
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self._has_worked = True
@@ -206,27 +202,27 @@ class ReplicaWatch:
         averaged = {name for name, ranks in groups.items() if ranks == group}
         if groups and 2 * sum(weights[name].numel() for name in averaged) < sum(weight.numel() for weight in weights.values()):
             return
-        place = self._made.get(id(model), (None, None))[1] or line_here()
-        if (replica := self._add(model, group, place, names=set(weights), forgotten=weights.keys() - averaged)) is not None:
-            replica.begins_with()
+        place = self._made.get(id(model), (None, None))[1]
+        self._add(model, group, None, place, names=set(weights), forgotten=weights.keys() - averaged)
 
     def _group(self, gradient: torch.Tensor | None) -> Group:
         """The ranks of the collective that a gradient went through; empty if there was none."""
         noted = (self._reduced.get(storage._cdata) for storage in storages(gradient)) if gradient is not None else ()
         return next((group for _, group in filter(None, noted)), ())
 
-    def _add(self, model: torch.nn.Module, group: Group, place: Location | None, **kind: Any) -> Replica | None:
+    def _add(self, model: torch.nn.Module, group: Group, begin: Digests | None, place: Location | None = None, **kind: Any) -> None:
+        """Watch a model that begins with these weights, or with those of now; it was made here if not at `place`."""
         if len(group) < 2 or not weights_of(model):  # noqa: PLR2004 - alone
-            return None
+            return
         self._replicas = [replica for replica in self._replicas if replica.model() is not model]
-        added = Replica(model, group, every=self._every, place=place, **kind)
+        added = Replica(model, group, every=self._every, place=place or line_here(), **kind)
+        added.begins_with(begin)
         if self._replicas:
             name, known = variable_of(model) or type(model).__name__, {replica.label for replica in self._replicas}
             added.label = f"{name}{len(known) + 1}." if f"{name}." in known else f"{name}."
             while any(replica.of == added.of for replica in self._replicas):
                 added.of += 1
         self._replicas.append(added)
-        return added
 
     def _look(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
         """Nothing of ours is seen by a mode of the user's, or becomes part of a graph."""

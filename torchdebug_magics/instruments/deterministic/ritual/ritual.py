@@ -124,7 +124,7 @@ class Ritual:
         self._switches += new
         for switch in new:
             self._pending.add(switch.name)
-            self._guard.run(f"setting {switch.name}", switch.set)
+            self._guard.run(f"setting {switch.name}", lambda one: one.turn(one.wanted(one.read())), switch)
         self._during |= {switch.name: switch.read() for switch in new}
 
     def _note_overruled(self) -> None:

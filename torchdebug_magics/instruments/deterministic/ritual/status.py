@@ -35,7 +35,7 @@ COMPILER = "torch._inductor.config"
 _MODES: Final = {"off": "default", "warn only": "warn", "on": "error"}
 _WORKSPACE = ":4096:8"
 """Of the two that NVIDIA calls deterministic, the one that is not slow."""
-_ATTENTION = ("math", "flash", "mem_efficient", "cudnn")
+_ATTENTION = {"math": lambda _: True} | dict.fromkeys(("flash", "mem_efficient", "cudnn"), lambda _: False)
 _LESS = {"tf32": "ieee", "bf16": "ieee", "high": "highest", "medium": "highest", True: False}
 _BACKENDS: Any = torch.backends
 
@@ -236,10 +236,6 @@ class Switch:
     wanted: Callable[[Any], Any]
     """From its value to the one for the same numbers twice: the very same where nothing has to change."""
 
-    def set(self) -> None:
-        """Set it as it is wanted."""
-        self.turn(self.wanted(self.read()))
-
     def turn(self, value: object) -> None:
         """Set it to a value, if it stands otherwise."""
         if self.read() != value:
@@ -251,19 +247,15 @@ def switches(seed: int, *, strict: bool) -> tuple[Switch, ...]:
     wanted_mode = "on" if strict else "warn only"
     return (
         # `use_deterministic_algorithms` would import the compiler for its flag, which takes seconds; see `COMPILER`.
-        Switch("deterministic_algorithms", mode, lambda to: torch.set_deterministic_debug_mode(_MODES[to]), _always(wanted_mode)),
-        _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", _always(True)),  # noqa: FBT003 - the value
-        _attribute("cudnn.deterministic", torch.backends.cudnn, "deterministic", _always(True)),  # noqa: FBT003 - the value
-        _attribute("cudnn.benchmark", torch.backends.cudnn, "benchmark", _always(False)),  # noqa: FBT003 - the value
+        Switch("deterministic_algorithms", mode, lambda to: torch.set_deterministic_debug_mode(_MODES[to]), lambda _: wanted_mode),
+        _attribute("fill_uninitialized_memory", torch.utils.deterministic, lambda _: True),
+        _attribute("cudnn.deterministic", torch.backends.cudnn, lambda _: True),
+        _attribute("cudnn.benchmark", torch.backends.cudnn, lambda _: False),
         *_PRECISIONS,
         *_attention(strict=strict),
         _variable("CUBLAS_WORKSPACE_CONFIG", lambda now: now or _WORKSPACE),
-        _variable("PYTHONHASHSEED", _always(str(seed))),
+        _variable("PYTHONHASHSEED", lambda _: str(seed)),
     )
-
-
-def _always(value: object) -> Callable[[Any], Any]:
-    return lambda _: value
 
 
 def mode() -> str:
@@ -276,10 +268,12 @@ def mode() -> str:
 def of_compiler() -> tuple[Switch, ...]:
     """The compiler's own, which `use_deterministic_algorithms` moves as well; none where it is not imported, or this torch has none."""
     config: Any = sys.modules.get(COMPILER)
-    return (_attribute("inductor.deterministic", config, "deterministic", _always(True)),) if hasattr(config, "deterministic") else ()  # noqa: FBT003
+    return (_attribute("inductor.deterministic", config, lambda _: True),) if hasattr(config, "deterministic") else ()
 
 
-def _attribute(name: str, owner: Any, attribute: str, wanted: Callable[[Any], Any]) -> Switch:
+def _attribute(name: str, owner: Any, wanted: Callable[[Any], Any]) -> Switch:
+    """Of an attribute by the last part of the name."""
+    attribute = name.rpartition(".")[2]
     return Switch(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value), wanted)
 
 
@@ -291,8 +285,10 @@ def _attention(*, strict: bool) -> tuple[Switch, ...]:
     if strict or not torch.backends.cuda.is_built():
         return ()
     cuda: Any = torch.backends.cuda
-    ways = ((name, getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")) for name in _ATTENTION)
-    return tuple(Switch(f"sdpa.{name}", read, write, _always(name == "math")) for name, read, write in ways)
+    return tuple(
+        Switch(f"sdpa.{name}", getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp"), wanted)
+        for name, wanted in _ATTENTION.items()
+    )
 
 
 def _variable(name: str, wanted: Callable[[Any], Any]) -> Switch:
@@ -322,12 +318,12 @@ def _old(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> 
     return Switch(name, readable, lambda value: None if value is None else write(value), _full)
 
 
-def _new(path: str) -> Switch:
-    return _attribute(f"{path}.fp32_precision".lstrip("."), attrgetter(path)(_BACKENDS) if path else _BACKENDS, "fp32_precision", _full)
-
-
 _PRECISIONS = (
     _old("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _old("cudnn.allow_tf32", lambda: _BACKENDS.cudnn.allow_tf32, lambda value: setattr(_BACKENDS.cudnn, "allow_tf32", value)),
-    *map(_new, ("", "cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
+    _attribute("fp32_precision", _BACKENDS, _full),
+    *(
+        _attribute(f"{path}.fp32_precision", attrgetter(path)(_BACKENDS), _full)
+        for path in ("cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+    ),
 )

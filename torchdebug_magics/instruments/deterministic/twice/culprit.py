@@ -148,7 +148,7 @@ class Culprit:
         before = earlier[difference.place] if difference.place < len(earlier) else None
         made = None if before is None else earlier.places[before.line]
         there, here = None if made is None else made.location, difference.location
-        names = "" if before is None else earlier.op_name(before.op), "" if difference.op is None else difference.op.plan.name
+        names = "" if before is None else [*earlier.ops][before.op], "" if difference.op is None else difference.op.plan.name
         went = [f"to `{name}` ({at})" if name else "to its end" for name, at in zip(names, (there, here), strict=True)]
         said = f"the first run continued {went[0]}, the second one {went[1]}"
         leak = self._of_leak(said)

@@ -241,13 +241,8 @@ class Outside(Effects):
 
 
 def _stand_in(stack: ExitStack, asked: Any) -> None:
-    before = builtins.input
-
-    def undo() -> None:
-        if builtins.input is asked:  # else the user has put something there, and it stays
-            builtins.input = before
-
-    stack.callback(undo)
+    # Where the user has put something there meanwhile, it stays.
+    stack.callback(lambda before: setattr(builtins, "input", before) if builtins.input is asked else None, builtins.input)
     builtins.input = asked
 
 
