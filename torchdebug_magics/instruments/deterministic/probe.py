@@ -173,7 +173,6 @@ class Inquiry:
         self._recording = Recording()
         self._hooks = Hooks(guard)
         self._recorder = (Printer if is_printed else DigestRecorder)(self._recording, guard, self._hooks, keeps=self._verify)
-        self._printer = self._recorder if isinstance(self._recorder, Printer) else None
         self._runs: Runs | None = None
         self._search: DependenceSearch | None = None
 
@@ -185,7 +184,7 @@ class Inquiry:
         is_repeated = self._verify and self._body is not None and not self._body.refusal
         if self._verify and self._body is not None:
             self._tell(not_verified=self._body.refusal)
-        if self._printer is not None or is_repeated:
+        if isinstance(self._recorder, Printer) or is_repeated:
             stack.push(self._over)
             if is_repeated:
                 self._prepare(stack)
@@ -199,7 +198,7 @@ class Inquiry:
 
     def forget(self) -> None:
         """The answers are found: hold nothing of the user's any more."""
-        self._body = self._runs = self._search = self._printer = self._earlier = None
+        self._body = self._runs = self._search = self._earlier = None
         self._recording = Recording()
         self._recorder = DigestRecorder(self._recording, self._guard, self._hooks)
 
@@ -227,8 +226,8 @@ class Inquiry:
         outside.first(stack)
 
     def _over(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        if self._printer is not None:
-            self._compare(self._printer.fingerprint(), error)
+        if isinstance(self._recorder, Printer):
+            self._compare(self._recorder.fingerprint(), error)
         if (runs := self._runs) is None:
             return
         if error is not None:

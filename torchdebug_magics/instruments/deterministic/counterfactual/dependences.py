@@ -53,8 +53,8 @@ _ASKING = frozenset(
 )
 
 
-Changed: TypeAlias = tuple[Dependence | None, tuple[str, ...]]
-"""What the numbers depend on, and the names of what the next run finds changed."""
+Changed: TypeAlias = Iterator[tuple[Dependence, tuple[str, ...]]]
+"""What the numbers depend on, each with the names of what the next run finds changed."""
 
 
 class DependenceSearch:
@@ -70,14 +70,14 @@ class DependenceSearch:
         """How bad it is, and what."""
         self.carried: tuple[str, ...] = ()
         """Names of what the next run finds changed."""
-        self.unchecked: dict[str, tuple[int, Callable[[], Iterable[Changed]]]]
+        self.unchecked: dict[str, tuple[int, Callable[[], Changed]]]
         """What is still to be tried."""
         self.unchecked = {"other seeds": (0, self._on_seeds)}
         if not quick:
             self.unchecked |= {
-                "the determinism settings": (3, lambda: [(on_settings(runs, ritual), ())]),
-                "other orders of files and completed work": (2, lambda: [(on_arrival(runs), ())]),
-                "the next run": (4, lambda: [carried_by(runs, self._begin)] if runs.can_go_on else []),
+                "the determinism settings": (3, lambda: on_settings(runs, ritual)),
+                "other orders of files and completed work": (2, lambda: on_arrival(runs)),
+                "the next run": (4, lambda: carried_by(runs, self._begin) if runs.can_go_on else iter(())),
             }
 
     def over(self) -> None:
@@ -96,8 +96,6 @@ class DependenceSearch:
         is_steady = False
         for name, (badness, look) in list(self.unchecked.items()):
             for found, changed in look():
-                if found is None:
-                    continue
                 if not is_steady:
                     effect = effect_of(self._runs)
                     if effect is not None and effect.reached:
@@ -109,7 +107,7 @@ class DependenceSearch:
             del self.unchecked[name]
         return True
 
-    def _on_seeds(self) -> Iterator[Changed]:
+    def _on_seeds(self) -> Changed:
         """One for each generator whose seed moves the results, with its name if the user has seeded it before the cell.
 
         A run each, and a few more where Python hands the numbers to torch.
@@ -130,8 +128,7 @@ class DependenceSearch:
                 is_op = plan is not None and plan.is_random
                 drawn = None if is_op else line_that_changes(self._runs, seedable.read, begin.place)
                 drawing = f"`{plan.base}` draws" if plan is not None and is_op else "this line draws"
-                op = "" if plan is None else plan.name
-                dependence = _drawn_by(seedable, drawn or begin.location, drawing, op=op, module=begin.module)
+                dependence = _drawn_by(seedable, drawn or begin.location, drawing, op=begin.op_name, module=begin.module)
                 if dependence.on == "seed" and plan is not None and plan.base == "randperm" and seedable.name == "torch":
                     dependence = replace(dependence, fix=f"{dependence.fix}, or pass `generator=torch.Generator().manual_seed(42)`")
                 if not effect.has_backward:
@@ -152,11 +149,11 @@ def of_divergence(found: Divergence | None) -> tuple[Dependence, ...]:
     )
 
 
-def on_settings(runs: Runs, ritual: Ritual) -> Dependence | None:
+def on_settings(runs: Runs, ritual: Ritual) -> Changed:
     """The first op that differs between them; no run where the first one has had no op that the settings are for."""
     earlier = runs.first.recording
     if not any(map(_is_set, earlier.ops)):
-        return None
+        return
     first = FirstRun(earlier.another(), {})
     with ritual.left_off():
         recorder = DigestRecorder(first.recording, runs.guard, runs.hooks)
@@ -164,31 +161,31 @@ def on_settings(runs: Runs, ritual: Ritual) -> Dependence | None:
         effect = effect_of(runs, first=first) if error is None and not recorder.has_failed else None
     begin = None if effect is None else effect.first
     if begin is None or begin.op is None or not _is_set(begin.op.plan.name):
-        return None  # by chance in these two runs and not in the others: no setting does anything for it
+        return  # by chance in these two runs and not in the others: no setting does anything for it
     op = begin.op.plan
     what = f"without the determinism settings, `{op.base}` adds in an order that varies"
     fix = "call `torch.use_deterministic_algorithms(True)` before this line"
-    return Dependence(on="settings", op=op.name, module=begin.module, location=begin.location, what=what, fix=fix)
+    yield Dependence(on="settings", op=op.name, module=begin.module, location=begin.location, what=what, fix=fix), ()
 
 
-def on_arrival(runs: Runs) -> Dependence | None:
+def on_arrival(runs: Runs) -> Changed:
     """With folders listed and work finished in another order, and another process number; no run where nothing reached asks for one."""
     in_body = {word for statement in runs.body.statements for word in re.findall(r"\w+", ast.unparse(statement))}
     names = (written.loaded | written.loaded_attributes for written in map(writes_of, reached(runs.body)[1]))
     if _ASKING.isdisjoint(in_body.union(*names)):
-        return None
+        return
     answers = Answers(runs.body.namespace, turned=None)
     effect = effect_of(runs, answers.attach)
     asked = [one for one in answers.given if one.influence in {ARRIVAL, LISTING, PROCESS}]
     begin = None if effect is None else effect.first
     if begin is None or not asked:
-        return None
+        return
     for one in asked if len(asked) > 1 else ():
         alone = effect_of(runs, Answers(runs.body.namespace, turned=frozenset({one})).attach)
         if alone is not None and alone.reached:
             asked = [one]
             break
-    return replace(asked[0].dependence, op="" if begin.op is None else begin.op.plan.name, module=begin.module)
+    yield replace(asked[0].dependence, op=begin.op_name, module=begin.module), ()
 
 
 def _is_set(op: str) -> bool:
@@ -257,7 +254,7 @@ def unloaded(found: Dependence, differing: Mapping[str, type], body: Body) -> De
 
 
 def carried_by(runs: Runs, seeds: Sequence[tuple[Seedable, Any]]) -> Changed:
-    """The dependence, and the names of what the next run, with these seeds, finds changed; None and nothing where it gives the same."""
+    """The dependence, and the names of what the next run, with these seeds, finds changed; nothing where it gives the same."""
     start, ends = StateNow(runs.body), list[StateNow]()
 
     def at_end(_stack: ExitStack) -> None:
@@ -267,7 +264,7 @@ def carried_by(runs: Runs, seeds: Sequence[tuple[Seedable, Any]]) -> Changed:
 
     effect = effect_of(runs, at_end, from_end=True, hears=True)
     if effect is None or not ends:
-        return None, ()
+        return
     changed = start.changed(ends[0])
     places = ends[0].kept | start.kept
     variables = tuple(name for name in changed if not places[name].is_elsewhere)
@@ -284,18 +281,17 @@ def carried_by(runs: Runs, seeds: Sequence[tuple[Seedable, Any]]) -> Changed:
     elif isinstance(error, (Exception, TooLong)):  # before anything else differs
         names, at = changed, raised_at(error)
     else:
-        return None, ()
+        return
     mode = None if begin is None or effect.has_backward else _of_mode(begin)
     what, fix = mode or _in_words(runs, names[:_MOST_NAMED])
     if begin is None and isinstance(error, TooLong):
         what = f"{what}, so that it does not end"
     elif begin is None and error is not None:
         what = f"the next run raises {error_line(error, 120)}"
-    op, module = ("", None) if begin is None else ("" if begin.op is None else begin.op.plan.name, begin.module)
+    op, module = ("", None) if begin is None else (begin.op_name, begin.module)
     first, second = (at, None) if other is None or other == at else (other, at)
-    return Dependence(
-        on="carried_state", op=op, module=module, location=first, other=second, what=what, fix=fix
-    ), names or runs.outside.changed
+    found = Dependence(on="carried_state", op=op, module=module, location=first, other=second, what=what, fix=fix)
+    yield found, names or runs.outside.changed
 
 
 def _reaching(

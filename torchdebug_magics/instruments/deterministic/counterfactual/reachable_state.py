@@ -148,7 +148,6 @@ class _LineWatch(DigestRecorder):
         """The last line after which the value was another one."""
         self._last: Place | None = None
         self._read, self._state = read, read()
-        self._is_for_first = place is None
         self._begin_s = time.process_time()
 
     def attach(self, stack: ExitStack, height: int | None = None) -> None:
@@ -169,7 +168,7 @@ class _LineWatch(DigestRecorder):
         return not is_same
 
     def _passed(self, frame: FrameType, event: str) -> None:
-        is_over = self._has_changed() and self._is_for_first
+        is_over = self._has_changed() and self.until == sys.maxsize
         if is_over or time.process_time() - self._begin_s > _MOST_S:
             self.until = -1  # the next op: what is raised by a line may jump over the end of a `with`, and leave a lock taken
             sys.settrace(None)

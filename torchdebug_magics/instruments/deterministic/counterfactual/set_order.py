@@ -22,6 +22,7 @@ _HOLDING = (list, tuple, dict, set, frozenset)
 _MOST_ITEMS = 1000
 Kind: TypeAlias = Literal["salted", "address", "object"]
 """Of strings; of tensors or modules; of objects of the user's, whose order matters more rarely."""
+How: TypeAlias = Literal["loop", "pop", "hash", "hash of a text", ""]
 _ORDERING = frozenset({"list", "tuple", "enumerate", "zip", "map", "iter", "next", "dict", "join", "array", "tensor"})
 """They give an order to what has none."""
 _SETTLED = frozenset({"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all", "Counter"})
@@ -50,11 +51,11 @@ def on_order(found: Iterable[Ordering]) -> tuple[Dependence, ...]:
 def dependence_of(found: Ordering) -> Dependence:
     """In words."""
     text = found.place.text
-    if found.place.is_hash:
+    if found.place.how.startswith("hash"):
         what, fix = "`hash()` of a string differs in each process", "use `zlib.crc32(text.encode())` instead"
     elif found.kind == "salted":
         what, fix = f"the iteration order of `{text}`, a set of strings, differs in each process", f"use `sorted({text})`"
-        if found.place.is_pop:
+        if found.place.how == "pop":
             fix = f"replace `{text}.pop()` with `min({text})`, and remove that element"
     else:
         what = f"the iteration order of the set `{text}` depends on object addresses, which differ in each run"
@@ -94,11 +95,11 @@ class OrderWatch:
             key = frame.f_code.co_filename, line, one.text
             held = _held(frame, one.path)
             kind = _kind_of(held) if one.is_set or isinstance(held, (set, frozenset)) else None
-            if one.is_text:
+            if one.how == "hash of a text":
                 kind = "salted"
             elif kind is None and one.is_set:
-                kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.is_loop or type(made) in _HOLDING else None
-            if kind is not None and key not in self.found and not (one.is_hash and kind != "salted"):
+                kind = _kind_of(made) if (made := _held(frame, one.target)) is None or one.how == "loop" or type(made) in _HOLDING else None
+            if kind is not None and key not in self.found and not (one.how == "hash" and kind != "salted"):
                 self.found[key] = Ordering(kind, location(key[0], line, frame.f_code.co_name), one)
 
 
@@ -138,13 +139,8 @@ class OrderingPlace(NamedTuple):
     """A name that holds what came of it."""
     is_set: bool
     """Whether it is one by what is written."""
-    is_loop: bool = False
-    """Whether the name is that of one thing after the other."""
-    is_hash: bool = False
-    is_text: bool = False
-    """Whether it is a string by what is written."""
-    is_pop: bool = False
-    """Whether one is taken out of it."""
+    how: How = ""
+    """In a loop, the target holds one thing after the other; ``"hash of a text"`` is one by what is written."""
     keeps_order: bool = True
     """Whether what follows is known to keep the order; a loop may come to the same in any."""
 
@@ -178,13 +174,13 @@ def _places(statements: list[ast.stmt]) -> Iterator[tuple[int, OrderingPlace]]:
         for one in _ordered(node):
             is_set, path = _is_set(one), dotted(_inside(one))
             if is_set or path:
-                kind = {"is_loop": isinstance(node, ast.For), "is_pop": method(node) == "pop", "keeps_order": keeps_order}
-                yield statement.lineno, OrderingPlace(ast.unparse(one), path, target, is_set, **kind)
+                how: How = "loop" if isinstance(node, ast.For) else "pop" if method(node) == "pop" else ""
+                yield statement.lineno, OrderingPlace(ast.unparse(one), path, target, is_set, how, keeps_order)
         if isinstance(node, ast.Call) and dotted(node.func) == "hash" and len(node.args) == 1:
             argument = node.args[0]
             is_text = isinstance(argument, ast.JoinedStr) or isinstance(getattr(argument, "value", None), (str, bytes))
-            place = OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, is_hash=True, is_text=is_text)
-            yield statement.lineno, place
+            how = "hash of a text" if is_text else "hash"
+            yield statement.lineno, OrderingPlace(ast.unparse(argument), dotted(argument), "", is_set=True, how=how)
 
 
 def _ordered(node: ast.AST) -> Iterator[ast.expr]:

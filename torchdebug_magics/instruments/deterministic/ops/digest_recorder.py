@@ -197,8 +197,12 @@ class DigestRecorder(OpRecorder[Plan]):
             self._forget(memory_of(tensor))  # what is in it then is read when the next op takes it
         kept_count = self._kept_count if plan.base in _RESIZING else 0
         if plan.is_empty and any(tensor.numel() > kept_count for tensor in results):
-            self._new_memory(results, Empty(plan, line), kept_count)
             gave = EMPTY
+            for tensor in results:
+                self._tainted[memory_of(tensor)] = Empty(plan, line)
+                self._in_part.pop(memory_of(tensor), None)
+                if self._poison and memory_of(tensor) and tensor.numel() and (not kept_count or tensor.is_contiguous()):
+                    fill_otherwise(tensor.detach().view(-1)[kept_count:] if kept_count else tensor)
         else:
             gave = EMPTY if plan.is_view or plan.is_collective else self._digest(results, result)
         ops = self.recording.ops
@@ -227,13 +231,6 @@ class DigestRecorder(OpRecorder[Plan]):
         assert op.empty is not None
         for tensor in (*tensors(op.result), *op.written):
             self._tainted.setdefault(memory_of(tensor), op.empty)
-
-    def _new_memory(self, tensors: list[torch.Tensor], empty: Empty, kept_count: int) -> None:
-        for tensor in tensors:
-            self._tainted[memory_of(tensor)] = empty
-            self._in_part.pop(memory_of(tensor), None)
-            if self._poison and memory_of(tensor) and tensor.numel() and (not kept_count or tensor.is_contiguous()):
-                fill_otherwise(tensor.detach().view(-1)[kept_count:] if kept_count else tensor)
 
     def _know(self, storage: torch.UntypedStorage, memory: int) -> None:
         self._known[memory] = weakref.ref(storage, lambda _: self._forget(memory))

@@ -7,11 +7,10 @@ the default dtype, is the user's, and stays as the cell leaves it.
 from __future__ import annotations
 
 import operator
-import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, SupportsIndex
@@ -31,7 +30,6 @@ from torchdebug_magics.instruments.deterministic.ritual.status import (
     mode,
     of_compiler,
     seedables,
-    sow_numpy,
     switches,
     too_late,
 )
@@ -86,7 +84,7 @@ class Ritual:
         self.settings = {name: Setting(before, self._during[name]) for name, before in self._before.items() if before != self._during[name]}
         if COMPILER not in sys.modules:
             stack.enter_context(AfterImport(COMPILER, lambda: self._turn(of_compiler() if self._pending else ())))
-        self._seeds = Seeds([seedable for seedable in self.seedables if not seedable.is_global], self._guard)
+        self._seeds = Seeds(self.seedables, self._guard)
         self._seeds.sow(self.seed)
 
     @contextmanager
@@ -153,18 +151,18 @@ def checked_seed(seed: SupportsIndex) -> int:
 class Seeds:
     """Python's, NumPy's, torch's on every device, and the user's own generators, as they stood before they were seeded."""
 
-    def __init__(self, own: Iterable[Seedable], guard: Guard) -> None:
+    def __init__(self, seedables: Sequence[Seedable], guard: Guard) -> None:
         self._guard = guard
         self._before, self._queued = RandomState.take(), QueuedSeeds()
         # All are read before the first is seeded: two may draw from the same source.
+        self._shared = [one for one in seedables if one.is_global]
+        own = (one for one in seedables if not one.is_global)
         self._own = [(one, state) for one in own if (state := guard.run(f"reading {one.name}", one.read)) is not None]
 
     def sow(self, seed: int) -> None:
         """Seed all. CUDA is seeded when torch starts it."""
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            self._guard.run("seeding NumPy", sow_numpy, seed)
-        torch.manual_seed(seed)
+        for one in self._shared:
+            one.sow(seed)
         for one, _ in self._own:
             self._guard.run(f"seeding {one.name}", one.sow, derived_seed(seed, one.name))
 

@@ -292,7 +292,7 @@ class StandIns:
         except (TypeError, AttributeError, ValueError):
             return None
         state = [_copied(one) for one in state]
-        parts = (*given, *_inside(state))
+        parts = (*given, *(part for one in state for part in (one if type(one) is tuple else (one,))))
         # No generator can be made as it was, nor what is only known to give one thing after the other.
         if any(hasattr(type(part), "__next__") and attributes_of(part) is None and not self._take(part) for part in parts):
             return None
@@ -315,14 +315,6 @@ class StandIns:
 
 def _copied(state: Any) -> Any:
     return [*state] if type(state) is list else tuple(map(_copied, state)) if type(state) is tuple else state
-
-
-def _inside(state: Any) -> Iterator[Any]:
-    for one in state:
-        if type(one) is tuple:
-            yield from _inside(one)
-        else:
-            yield one
 
 
 def _of_cache(function: Any) -> _Make | None:

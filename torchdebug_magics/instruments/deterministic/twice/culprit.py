@@ -16,7 +16,7 @@ from torchdebug_magics.errors import error_line
 from torchdebug_magics.instruments.deterministic.counterfactual.set_order import Ordering, dependence_of
 from torchdebug_magics.instruments.deterministic.ops.digest_recorder import DigestRecorder
 from torchdebug_magics.instruments.deterministic.ops.op_recording import Empty, Op, Recording, Seen, repair
-from torchdebug_magics.instruments.deterministic.report import Cause, Divergence
+from torchdebug_magics.instruments.deterministic.report import Cause, Dependence, Divergence
 from torchdebug_magics.instruments.deterministic.twice.answers import ADDRESS, ARRIVAL, CLOCK, ENTROPY, Answers, OutsideCall
 from torchdebug_magics.instruments.deterministic.twice.body import TooLong, processes_count, workers_here
 from torchdebug_magics.instruments.deterministic.twice.run_comparison import Difference, RunComparison
@@ -62,15 +62,11 @@ class Culprit:
     def _told(self, cause: Cause, explanation: str, fix: str = "", **more: Any) -> Divergence:
         """`more` are fields of a `Divergence` that are not those of the op."""
         difference, earlier = self._comparison.difference, self._comparison.earlier
-        op, module, phase, occurrence = "", None, "forward", 1
-        if difference is None:
-            assert self._error is not None
-            at = raised_at(self._error)
-        else:
-            op = difference.op.plan.name if difference.op is not None else ""
-            at, module, phase = difference.location, difference.module, difference.phase
-            occurrence = earlier.occurrence(difference.place) if difference.place < len(earlier) else 1
-        fields = {"op": op, "location": at, "module": module, "phase": phase, "occurrence": occurrence} | more
+        fields: dict[str, Any] = {"op": "", "location": raised_at(self._error), "module": None, "occurrence": 1}
+        if difference is not None:
+            fields = {"op": difference.op_name, "location": difference.location, "module": difference.module, "phase": difference.phase}
+            fields["occurrence"] = earlier.occurrence(difference.place) if difference.place < len(earlier) else 1
+        fields |= more
         if fields.get("other") == fields["location"]:
             fields["other"] = None
         return Divergence(cause=cause, explanation=explanation, fix=fix, **fields)
@@ -148,7 +144,7 @@ class Culprit:
         before = earlier[difference.place] if difference.place < len(earlier) else None
         made = None if before is None else earlier.places[before.line]
         there, here = None if made is None else made.location, difference.location
-        names = "" if before is None else [*earlier.ops][before.op], "" if difference.op is None else difference.op.plan.name
+        names = "" if before is None else [*earlier.ops][before.op], difference.op_name
         went = [f"to `{name}` ({at})" if name else "to its end" for name, at in zip(names, (there, here), strict=True)]
         said = f"the first run continued {went[0]}, the second one {went[1]}"
         leak = self._of_leak(said)
@@ -180,10 +176,7 @@ class Culprit:
     def _of_set(self) -> Divergence | None:
         """Objects in a set stand where their addresses put them, and those differ in each run."""
         order = next((order for order in self._orders if order.kind != "salted"), None)
-        if order is None:
-            return None
-        dependence = dependence_of(order)
-        return self._told("hash_order", dependence.what, dependence.fix, other=order.location, on="order")
+        return None if order is None else self._of_dependence("hash_order", dependence_of(order))
 
     def _of_leak(self, said: str) -> Divergence | None:
         if self._used_up:
@@ -203,10 +196,12 @@ class Culprit:
         return self._of_worker(found[0], self._of_asked(found)) if found else None
 
     def _of_asked(self, found: Sequence[OutsideCall]) -> Divergence:
-        first, *others = found
-        influence, told = first.influence, first.dependence
-        further = tuple(other.dependence for other in others if other.influence.on is not None and other.influence is not influence)
-        return self._told(influence.cause, told.what, told.fix, other=told.location, on=influence.on, further=further)
+        influence = found[0].influence
+        further = tuple(call.dependence for call in found[1:] if call.influence.on is not None and call.influence is not influence)
+        return self._of_dependence(influence.cause, found[0].dependence, on=influence.on, further=further)
+
+    def _of_dependence(self, cause: Cause, known: Dependence, **more: Any) -> Divergence:
+        return self._told(cause, known.what, known.fix, other=known.location, **{"on": known.on} | more)
 
     @staticmethod
     def _of_worker(asked: OutsideCall, told: Divergence) -> Divergence:

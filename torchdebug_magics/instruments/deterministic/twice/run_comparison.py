@@ -60,6 +60,11 @@ class Difference:
     is_training: bool = False
     """Whether the module is in training mode."""
 
+    @property
+    def op_name(self) -> str:
+        """The dispatcher's name; empty where the second run ended."""
+        return "" if self.op is None else self.op.plan.name
+
 
 class RunComparison(DigestRecorder):
     """Compares a run with an earlier recording, op by op while it goes on, and ends it at the first difference."""
