@@ -31,7 +31,8 @@ def known_answer(answer: Answer, passed: Iterable[RecordedOp]) -> AutogradFindin
     headline = "each step sees the next token, which is its target"
     headline += f": `{op.module}` attends without {_HIDDEN}" if op is not None and op.module else ""
     why = "the loss falls, as the answer is in the input; in generation there is none"
-    return finding("known_answer", headline, (op or answer.loss).where, fix, edits=edits, op=op, explanation=why)
+    words = f"run `{edits[0].new}` before this line" if edits and not edits[0].old else ""
+    return finding("known_answer", headline, (op or answer.loss).where, fix, fix=words, edits=edits, op=op, explanation=why)
 
 
 def _attends(op: RecordedOp, steps: tuple[int, ...]) -> bool:
