@@ -97,7 +97,7 @@ class Training:
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         output = self.model(batch)
-        return nn.functional.cross_entropy(output.flatten(0, 1), batch.flatten()) if self.kind == "fsdp" else (output**2).mean()
+        return nn.functional.cross_entropy(output.flatten(0, 1), batch.flip(1).flatten()) if self.kind == "fsdp" else (output**2).mean()
 
     def run(self) -> None:
         for batch in self.batches:
