@@ -175,9 +175,9 @@ CASES = {
     ),
     "scores that are given as probabilities": (
         "from torch.distributions import Categorical\nscores = torch.randn(8, 3)",
-        "action = Categorical(scores).sample()",
+        "action = Categorical(scores, validate_args=True).sample()",
         "",
-        "Categorical(logits=scores)",
+        "Categorical(logits=scores, validate_args=True)",
     ),
     "a word that the vocabulary does not have": (
         "words = {'<unk>': 0, 'good': 1}\ndef encoded(text):\n    return torch.tensor([words[word] for word in text.split()])",
