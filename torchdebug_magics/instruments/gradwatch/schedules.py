@@ -181,7 +181,7 @@ def _source_at(where: Location) -> Source | None:
 
 
 def _rising(schedule: _Schedule) -> GradFinding | None:
-    """A linear schedule that raises the learning rate in all steps of the training."""
+    """A linear schedule that raises the learning rate in all steps, whose end was left to the default: else that is meant."""
     name, scheduler, history = schedule
     is_whole = isinstance(scheduler, schedulers.LinearLR) and scheduler.last_epoch == scheduler.total_iters >= _LEAST_STEPS
     if not is_whole or not isinstance(scheduler, schedulers.LinearLR) or "warm" in name.lower():
@@ -194,7 +194,11 @@ def _rising(schedule: _Schedule) -> GradFinding | None:
         bound = inspect.signature(schedulers.LinearLR).bind_partial(
             *call.args, **{option.arg or "": option.value for option in call.keywords}
         )
-        if not {"start_factor", "end_factor"} & bound.arguments.keys() or {"", None} & {option.arg for option in call.keywords}:
+        if (
+            "start_factor" not in bound.arguments
+            or "end_factor" in bound.arguments
+            or {"", None} & {option.arg for option in call.keywords}
+        ):
             continue
         new = copied(call)
         new.args = new.args[:1]

@@ -77,7 +77,8 @@ def _read_out(error: BaseException, frame: FrameType, line: int) -> Failure | No
     calls = [call for call in nodes(ast.Call, failing) if method(call) == "backward"]
     names = read_names(calls[0]) if calls else set[str]()
     edits = tuple(_without_reading(*place) for place in dict.fromkeys(_readers(names, function, line)))
-    return edited(error, f"`{min(names)}` is a number: `.item()` has left the graph behind", edits) if edits else None
+    loss = ast.unparse(calls[0].func).removesuffix(".backward") if calls else ""
+    return edited(error, f"`{loss}` is a number: `.item()` has left the graph behind", edits) if edits else None
 
 
 def _readers(names: set[str], function: ast.AST | None, line: int, depth: int = 0) -> Iterator[tuple[Source, ast.stmt]]:
