@@ -164,9 +164,9 @@ def _draws(func: Any, args: Any, kwargs: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and argument_of(func, args, kwargs, "dropout_p") != 0
 
 
-def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def differs(changed: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Element by element, by more than the order of a sum may make."""
-    if one.is_floating_point() or one.is_complex():
+    if changed.is_floating_point() or changed.is_complex():
         scale = other.abs().nan_to_num(posinf=0.0).amax() if other.numel() else 0.0  # without a gradient, a fused op may round otherwise
-        return ~(torch.isclose(one, other, rtol=1e-5, equal_nan=True) | ((one - other).abs() < _ROUNDED * scale))
-    return one != other
+        return ~(torch.isclose(changed, other, rtol=1e-5, equal_nan=True) | ((changed - other).abs() < _ROUNDED * scale))
+    return changed != other

@@ -82,15 +82,15 @@ def mistimed(histories: Sequence[GradientHistory]) -> Iterator[GradFinding]:
         id(optimizer): each for each in histories if each.is_scheduled and each.steps and (optimizer := each.optimizer()) is not None
     }
     known = live(schedulers.LRScheduler) if trained else []
-    held = {id(part) for scheduler in known for part in getattr(scheduler, "_schedulers", ())}
+    parts = {id(part) for scheduler in known for part in getattr(scheduler, "_schedulers", ())}
     for scheduler in known:
         history = trained.get(id(scheduler.optimizer))
-        is_alone = id(scheduler) not in held and sum(other.optimizer is scheduler.optimizer for other in known) == 1
+        is_alone = id(scheduler) not in parts and sum(other.optimizer is scheduler.optimizer for other in known) == 1
         if history is not None and is_alone:
             schedule = _Schedule(_name_of(history, scheduler), scheduler, history)
-            found = _resumed(schedule) or _in_other_rhythm(schedule) or _rising(schedule)
-            if found is not None:
-                yield found
+            fault = _resumed(schedule) or _in_other_rhythm(schedule) or _rising(schedule)
+            if fault is not None:
+                yield fault
                 return
 
 

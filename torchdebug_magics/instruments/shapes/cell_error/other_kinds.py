@@ -155,5 +155,5 @@ def _gives_the_steps(division: ast.BinOp, cell: Source) -> bool:
 
 def _seen(node: ast.expr, frames: list[FrameType], values: dict[str, Any]) -> Any:
     """What an expression stands for in one of the frames, or in the notebook."""
-    found = (value_of(node, frame, {**values, **local_values(frame)}) for frame in reversed(frames))
-    return next((value for value in found if value is not MISSING), MISSING)
+    values_seen = (value_of(node, frame, {**values, **local_values(frame)}) for frame in reversed(frames))
+    return next((value for value in values_seen if value is not MISSING), MISSING)

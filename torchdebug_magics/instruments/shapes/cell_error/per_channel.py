@@ -54,9 +54,9 @@ def _picture(frame: FrameType) -> torch.Tensor | None:
 
 def _numbers_of(owner: object) -> dict[str, Sequence[Any]]:
     """The attributes that are a few numbers each: tuples, lists or tensors of one dimension."""
-    held = getattr(owner, "__dict__", {})
+    attributes = getattr(owner, "__dict__", {})
     known: dict[str, Sequence[Any]] = {}
-    for name, value in list(held.items()) if type(held) is dict else ():
+    for name, value in list(attributes.items()) if type(attributes) is dict else ():
         values = value.tolist() if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) <= _MOST_CHANNELS else value
         if type(values) in {tuple, list} and 1 <= len(values) <= _MOST_CHANNELS and all(type(each) in {int, float} for each in values):
             known[name] = values
@@ -73,8 +73,8 @@ def _runs(frame: FrameType, owner: Any, numbers: Mapping[str, Sequence[Any]], ar
     except Exception:  # noqa: BLE001 - it holds what cannot be copied: then nothing is tried
         return False
     for name, values in numbers.items():
-        held = vars(owner)[name]
-        vars(other)[name] = held[:1] if isinstance(held, torch.Tensor) else values[:1]
+        own = vars(owner)[name]
+        vars(other)[name] = own[:1] if isinstance(own, torch.Tensor) else values[:1]
     try:
         with modes_aside(), RandomState.kept(), torch.no_grad():
             method(other, argument.clone())
